@@ -6,8 +6,10 @@ decode rings when there is something to look at. A text that cannot be made, or 
 error; the others go on.
 """
 
+import contextlib
 import logging
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +17,10 @@ from numpy.typing import NDArray
 from ..models.text.stop_strings import StopMatcher
 from ..models.text.tokenizer import IncrementalDecoder, Tokenizer
 from ..runtime.bus.messages import Delta, FinishReason, decode_sequence_spec
+from ..runtime.bus.request_keys import deltas_of, gateway_of
 from ..runtime.bus.wire import encode
 from ..runtime.observe.flight import Kind
-from ..runtime.stage_table import InstanceId
+from ..runtime.stage_table import InstanceId, number_of, stage_of
 from ..schema.rows import EndCode, Phase
 from ..shm.doorbell import Listener, Ringer
 from ..shm.errors import StaleRow
@@ -30,7 +33,6 @@ from .host.solo_trials import Place, SoloTrials, solo_step
 
 log = logging.getLogger(__name__)
 
-GATEWAY = InstanceId("gateway")
 SCAN_S = 0.5
 BLOCKED_S = 0.002
 REPEAT_S = 2.0
@@ -48,24 +50,29 @@ def main(actor: Actor) -> None:
     actor.wait_for_layout()
     status = actor.become_active()
     table = SequenceTable.attach(actor.run, writable=False)
-    detokenizer = Detokenizer(table, Ring.attach(actor.run, "deltas"), tokenizer)
+    actors = ActorTable.attach(actor.run, writable=False)
+    gateways = [InstanceId(name) for name in actors.present if stage_of(name) == "gateway"]
+    detokenizer = Detokenizer(table, [Ring.attach(actor.run, deltas_of(name)) for name in gateways], tokenizer)
     trials = SoloTrials(actor.death, table.rows_in(Phase.DECODE))
     limit_s = actor.config.supervisor.watchdog_s
-    with Listener(actor.run, "detokenizer") as listener, Ringer(actor.run, "gateway") as bell:
-        actors, reader = ActorTable.attach(actor.run, writable=False), 0
+    with Listener(actor.run, "detokenizer") as listener, contextlib.ExitStack() as stack:
+        bells = [stack.enter_context(Ringer(actor.run, name)) for name in gateways]
+        readers = [0] * len(gateways)
         actor.serving()
         _try_suspects(detokenizer, trials, status, limit_s)
         while not actor.ending:
             actor.receive()
             listener.drain()
-            reader, before = actors.read(GATEWAY).generation, reader
-            if reader != before:
-                detokenizer.begin_again()
+            before, readers = readers, [actors.read(name).generation for name in gateways]
+            for number, (reader, its_before) in enumerate(zip(readers, before, strict=True)):
+                if reader != its_before:
+                    detokenizer.begin_again(number)
             began_ns = time.monotonic_ns()
             with status.step(0, limit_s):
                 pushed = detokenizer.step(time.monotonic())
+            for number in pushed:
+                bells[number].ring()
             if pushed:
-                bell.ring()
                 actor.flight.record(Kind.TEXT, began_ns, time.monotonic_ns() - began_ns)
             actor.wait(BLOCKED_S if detokenizer.is_blocked else SCAN_S, [listener.fd])
 
@@ -88,6 +95,7 @@ class _Text:
         asked = row.generation
         self.generation = generation
         self.key = row.key
+        self.gateway = number_of(gateway_of(row.key))
         self.repeat_s = repeat_s
         self.repeat_at_s = float("inf")
         self.num_ids = 0
@@ -145,9 +153,10 @@ class _Text:
 
 
 class Detokenizer:
-    """The texts of all rows. ``step`` reads the table and pushes new text, at most a few deltas per row."""
+    """The texts of all rows. ``step`` reads the table and pushes new text, at most a few deltas per row. ``deltas``: the ring of each
+    gateway, by its number."""
 
-    def __init__(self, table: SequenceTable, deltas: Ring, tokenizer: Tokenizer) -> None:
+    def __init__(self, table: SequenceTable, deltas: Sequence[Ring], tokenizer: Tokenizer) -> None:
         self._table = table
         self._deltas = deltas
         self._tokenizer = tokenizer
@@ -157,11 +166,12 @@ class Detokenizer:
         self._given_up: set[Place] = set()
         self._seen: NDArray[np.uint64] = np.zeros((3, table.num_rows), np.uint64)
 
-    def begin_again(self) -> None:
-        """Make every text again from its beginning: whoever had what was pushed is gone."""
-        self._texts.clear()
-        self._blocked.clear()
-        self._seen[:] = 0
+    def begin_again(self, gateway: int = 0) -> None:
+        """Make every text of this gateway again from its beginning: whoever had what was pushed is gone."""
+        for row in [row for row, text in self._texts.items() if text.gateway == gateway]:
+            del self._texts[row]
+            self._blocked.discard(row)
+            self._seen[:, row] = 0
 
     @property
     def is_blocked(self) -> bool:
@@ -173,8 +183,8 @@ class Detokenizer:
         log.error("the text of row %d has ended this process twice and is given up", place[0])
         self._given_up.add(place)
 
-    def step(self, now_s: float, alone: int | None = None) -> bool:
-        """Bring every row, or one ``alone``, up to date. Returns whether a delta was pushed, so that the caller wakes the gateway."""
+    def step(self, now_s: float, alone: int | None = None) -> set[int]:
+        """Bring every row, or one ``alone``, up to date. Returns the gateways that a delta was pushed for: the caller wakes them."""
         # Ends before counts before phases: an end read here has all its ids, a count its spec.
         ends = self._table.ends.copy()
         fence()
@@ -187,11 +197,12 @@ class Detokenizer:
         rows = {*changed.tolist(), *self._blocked, *self._due, *self._overdue(now_s)}
         self._due = set() if alone is None else rows - {alone}
         self._blocked.clear()
-        pushed = False
+        pushed = set[int]()
         for row in sorted(rows - self._due):
             phase, count, end = words[:, row].tolist()
             try:
-                pushed |= self._update(row, phase, count, end, now_s)
+                if self._update(row, phase, count, end, now_s):
+                    pushed.add(self._texts[row].gateway)
             except MemoryError:
                 raise
             except Exception:
@@ -243,7 +254,7 @@ class Detokenizer:
             ids = text.ids if text.ids and is_last else []
             stop = text.stop if is_last else ""
             delta = Delta(text.key, text.generation, text.offset, text.num_ids, data, finish, ids, row, stop)
-            if not self._deltas.try_push(encode(delta)):
+            if not self._deltas[text.gateway].try_push(encode(delta)):
                 self._blocked.add(row)
                 return pushed
             pushed = True

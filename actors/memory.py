@@ -15,6 +15,7 @@ import torch
 from ..models.checkpoint.weights import Buffer, write_weights
 from ..models.config import facts_of
 from ..models.lm.decode_graphs import MAX_ROWS
+from ..runtime.bus.request_keys import deltas_of
 from ..runtime.environment import read_environment
 from ..runtime.errors import ConfigError, UserError
 from ..runtime.process.device_room import DeviceRoom
@@ -32,11 +33,12 @@ from ..runtime.process.memory_layout import (
     write_layout,
 )
 from ..runtime.process.processors import read_processors
-from ..runtime.stage_table import MAX_INSTANCES, SUPERVISOR
+from ..runtime.stage_table import MAX_INSTANCES, SUPERVISOR, stage_of
 from ..shm.controller_stats import ControllerStats
 from ..shm.descriptors import Descriptor, DescriptorServer, fetch_descriptors
 from ..shm.errors import MissingError
 from ..shm.flight_recorder import FlightRecorder
+from ..shm.key_use import KeyUse
 from ..shm.plan_table import PlanTable
 from ..shm.pool import PagePool
 from ..shm.ring import Ring
@@ -207,7 +209,10 @@ def make_tables(actor: Actor, layout: MemoryLayout) -> None:
         max_state_bytes=ROW_STATE_BYTES,
     )
     PlanTable.create(run, PLAN_SLOTS, layout.plan_slot_bytes)
-    Ring.create(run, "deltas", DELTA_RING_BYTES)
+    if actor.config.num_gateways > 1:
+        KeyUse.create(run)
+    for gateway in (name for name in actors if stage_of(name) == "gateway"):
+        Ring.create(run, deltas_of(gateway), DELTA_RING_BYTES)
 
 
 def _tell_reserved(actor: Actor, num_bytes: int, what: str) -> None:

@@ -26,7 +26,7 @@ from rich.console import Console
 from ..runtime.config.runtime_config import RuntimeConfig, to_toml
 from ..runtime.config.sections import ModelSection, ServerSection, SupervisorSection
 from ..runtime.errors import RunError
-from ..runtime.stage_table import ACTORS, number_of
+from ..runtime.stage_table import ACTORS, number_of, stage_of
 from ..runtime.supervisor.control import LayoutReply, RestartReply, RestartRequest, ScaleRequest, call
 from ..schema.gap_buckets import longest_s
 from ..shm.run_directory import RunDirectory
@@ -204,12 +204,12 @@ class _Trials:
 
     async def series(self, kind: str, actor: str, count: int) -> Series:
         act = self._restart if kind == "restart" else self._kill
-        if actor == "gateway":
+        if stage_of(actor) == "gateway":
             values = [await self._answer_after(lambda: act(actor)) for _ in range(count)]
         else:
             async with self._streams.running():
                 values = [await self._silence(lambda: act(actor)) for _ in range(count)]
-        measure = "answer" if actor == "gateway" else "silence"
+        measure = "answer" if stage_of(actor) == "gateway" else "silence"
         return Series(kind=kind, actor=actor, measure=measure, values_s=values, target_s=TARGETS.get((kind, actor)))
 
     async def reloads(self, source: Path, count: int) -> Series:

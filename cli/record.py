@@ -16,6 +16,7 @@ from ..runtime.observe.flight import Kind
 from ..runtime.observe.live import SETTLE_NS, RecordFollower
 from ..runtime.observe.traffic import WANTED, Traffic, TrafficRow
 from ..runtime.process.run import read_run_info
+from ..runtime.stage_table import stage_of
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
 from .options import RunName, model_run_path
@@ -45,7 +46,8 @@ def register(app: typer.Typer) -> None:
         try:
             with RunDirectory.attach(path, timeout_s=0.5) as directory:
                 # It belongs to the run no longer than it takes to open its recorders: nothing waits for whoever only looks.
-                follower = RecordFollower(directory, _WRITERS, [kind for kind in Kind if kind not in WANTED], num_first=1)
+                writers = [actor for actor in read_run_info(directory).config.instances if stage_of(actor) in _WRITERS]
+                follower = RecordFollower(directory, writers, [kind for kind in Kind if kind not in WANTED], num_first=1)
                 follower.take()
                 traffic = _traffic_of(directory)
         except MissingError:

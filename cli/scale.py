@@ -10,7 +10,7 @@ from ..runtime.supervisor.control import LayoutReply, ScaleRequest, call
 from .options import RunName, run_path
 
 _ORDER = re.compile(r"([a-z]+)=([0-9]{1,3})")
-_SCALABLE = [name for name, stage in STAGES.items() if stage.letter]
+_SCALABLE = [name for name, stage in STAGES.items() if stage.can_scale]
 
 
 def register(app: typer.Typer) -> None:

@@ -33,6 +33,8 @@ def register(app: typer.Typer) -> None:
         effective = configuration(config, environment)
         if effective.autoscale.enabled:
             raise ConfigError("autoscale.enabled: the services are of one layout: leave it out, or serve with mmrt up")
+        if effective.num_gateways > 1:
+            raise ConfigError(f"actors.layout = {effective.actors.layout!r}: under systemd a run has one gateway; mmrt up has several")
         variables = {"MMRT_RUN_DIR": str(run_path(run)), **_made(effective)}
         if file := config or environment.config_file:
             variables["MMRT_CONFIG"] = str(file.absolute())

@@ -42,6 +42,11 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     for_media: bool = False  # text is served without it
 
     @property
+    def can_scale(self) -> bool:
+        """Return whether their number can change in a live run."""
+        return bool(self.letter) and not self.listens
+
+    @property
     def max_count(self) -> int:
         """How many actors of it a layout can have."""
         return MAX_INSTANCES if self.letter else 1
@@ -52,7 +57,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 _RECORDS = (
     Stage(name="memory", module="memory", stop_rank=3, restart_rank=0, is_essential=True, imports_torch=True),
     Stage(name="controller", module="controller.serve", stop_rank=2, restart_rank=2, is_essential=True, loop="asyncio"),
-    Stage(name="gateway", module="gateway.serve", stop_rank=0, restart_rank=3, listens=True, loop="asyncio",
+    Stage(name="gateway", letter="G", module="gateway.serve", stop_rank=0, restart_rank=3, listens=True, loop="asyncio",
           inputs=("deltas",), output="media"),
     Stage(name="video", letter="V", module="video.worker", stop_rank=1, restart_rank=1, takes_plans=True, imports_torch=True,
           inputs=("media",), output="patch", core_share=0.25, nice=4, step_limit_s=30.0, for_media=True),
@@ -243,7 +248,7 @@ def expand_layout(layout: str) -> list[ProcessSpec]:
 def scale_layout(layout: str, stage: str, count: int) -> str:
     """Return the layout with so many actors of a stage: more or fewer processes of that stage alone, the last ones, on the device of
     the last. The names of all others stay. Raises ConfigError if there is no such layout."""
-    scalable = [name for name, record in STAGES.items() if record.letter]
+    scalable = [name for name, record in STAGES.items() if record.can_scale]
     if stage not in scalable:
         raise ConfigError(f"{stage}={count}: no stage {stage!r} to scale, there are {', '.join(scalable)}")
     if not 1 <= count <= STAGES[stage].max_count:

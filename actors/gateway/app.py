@@ -1,7 +1,7 @@
 """The HTTP application of the gateway: its routes, and the small endpoints beside chat. ``shell`` has the rest."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -28,7 +28,7 @@ from .openapi.document import Description
 from .page.routes import Page
 from .reading.validation import Limits
 from .shell import adder, make_shell
-from .watching.metrics import CONTENT_TYPE, Metrics
+from .watching.metrics import CONTENT_TYPE, Family, Metrics
 
 
 def build_app(
@@ -86,7 +86,7 @@ def _in_turn(turns: Turns) -> Middleware:
 @dataclass(frozen=True)
 class Endpoints:
     """The handlers of the routes. ``keys`` open them. ``readiness``: of each actor of the run, whether it serves. ``broken``: actors
-    that the run does without for now, and why."""
+    that the run does without for now, and why. ``siblings``: returns the metrics of each gateway, where there are several."""
 
     completions: Completions
     limits: Limits
@@ -96,6 +96,7 @@ class Endpoints:
     broken: Callable[[], Mapping[str, str]]
     background: BackgroundAnswers
     resumable: ResumableStreams
+    siblings: Callable[[], Awaitable[Mapping[str, list[Family]]]] | None = None
     created_s: int = field(default_factory=lambda: int(time.time()))
 
     async def models(self, http: web.Request) -> web.Response:
@@ -134,7 +135,8 @@ class Endpoints:
         return json_response({"version": __version__})
 
     async def metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self.counts.render(), headers={"Content-Type": CONTENT_TYPE})
+        gateways = None if self.siblings is None else await self.siblings()
+        return web.Response(body=self.counts.render(gateways), headers={"Content-Type": CONTENT_TYPE})
 
 
 def _not_ready(message: str) -> RequestError:

@@ -25,10 +25,12 @@ from aiohttp import web
 
 from ... import __version__
 from ...runtime.bus.messages import ToActor, ToController, Welcome, decode_delta
+from ...runtime.bus.request_keys import deltas_of
 from ...runtime.bus.transport import LoopReader, drain_in_loop
 from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.errors import ConfigError
 from ...runtime.process.listening import BACKLOG, inherited_listeners, open_listeners
+from ...runtime.stage_table import number_of
 from ...runtime.supervisor.connection_keeper import ConnectionKeeper
 from ...shm.controller_stats import ControllerStats
 from ...shm.doorbell import Listener, Ringer
@@ -54,16 +56,19 @@ from .connections import Connections, Site, runner_of
 from .fetch.client import FetchClient
 from .grammar.checks import GrammarChecks
 from .keeping.adoption import Adoption
+from .keeping.first_gateway import to_first
 from .keeping.keepers import kept_records, most_connections, own_keeper
 from .keeping.kept_answers import KeptAnswers
 from .keeping.patience import Patience
 from .keeping.turns import Turns
-from .keys.api_keys import ApiKeys, KeyMetrics
+from .keys.api_keys import KeyMetrics
+from .keys.shared_counts import SharedCounts
 from .keys.tls import Certificate
 from .page.routes import Page
 from .text_stack import TextStack, load_text_stack
 from .watching.actor_metrics import ActorMetrics
 from .watching.metrics import Metrics
+from .watching.siblings import siblings_of
 from .watching.stage_watch import StageWatch
 
 if TYPE_CHECKING:
@@ -127,14 +132,15 @@ class GatewayServer:
         self._media = PagePool.attach(actor.run, "media")
         self._tokens = TokenTable(SequenceTable.attach(actor.run, writable=False))
         self._kept = KeptAnswers()
-        self._registry = RequestRegistry()
+        self._registry = RequestRegistry(gateway=actor.name)
         stats = ControllerStats.attach(actor.run)
         trace = _import_tracing(actor.config)
         tracing = self._tracing = None if trace is None else trace(actor.config.tracing, text.limits.model_name)
         metrics = self._metrics = Metrics(text.limits.model_name, stats.read, self._generations)
-        self._keys = ApiKeys(actor.config.server, actor.run.path, self._report_faults)
+        self._shared = SharedCounts(actor)
+        self._keys = self._shared.keys(self._report_faults)
         metrics.add(KeyMetrics(self._keys))
-        metrics.add(ActorMetrics(self._actors))
+        metrics.add(ActorMetrics(self._actors), of_run=True)
         self._certificate = Certificate(actor.config.server, self._report_faults)
         self._grammars = GrammarChecks(actor.model_path, is_open=actor.config.structured_output.additional_properties)
         self._fetches = FetchClient(actor.config.media.fetch)
@@ -152,7 +158,7 @@ class GatewayServer:
         )
         self._page: Page | None = None
         if actor.config.server.page:
-            self._page = Page(actor.run, actor.config, self._actors, stats.read, text.limits.model_name, text.limits.kinds)
+            self._page = Page(actor.run, actor.name, actor.config, self._actors, stats.read, text.limits.model_name, text.limits.kinds)
         server = actor.config.server
         self._background = BackgroundAnswers(
             self._kept, self._registry, metrics, self._keys, server.request_timeout_s, server.keep_alive_s
@@ -160,11 +166,16 @@ class GatewayServer:
         begin = partial(CHAT.begin, model=text.limits.model_name, fingerprint=FINGERPRINT)
         self._resumable = ResumableStreams(self._completions, self._background, self._registry, metrics, server, begin)
         kept = self._background, self._resumable
-        endpoints = Endpoints(self._completions, text.limits, metrics, self._keys, self._readiness, lambda: stats.read().broken, *kept)
+        self._siblings = siblings_of(actor, self._actors.present, metrics)
+        all_counts = None if self._siblings is None else self._siblings.read
+        broken = lambda: stats.read().broken  # noqa: E731
+        endpoints = Endpoints(self._completions, text.limits, metrics, self._keys, self._readiness, broken, *kept, all_counts)
         self._turns, self._patience, self._garbage = Turns(), Patience(), Garbage(time.monotonic())
         connections = Connections(most_connections(actor))
         metrics.add(connections)
         app = build_app(endpoints, actor.config.server, connections, lambda: actor.ending, self._page, self._turns)
+        if number_of(actor.name):
+            app.middlewares.insert(0, to_first)
         self._runner = runner_of(app, connections, DRAIN_ERROR_S)
         self._following: list[asyncio.Task[None]] = []  # files of the configuration
         self._num_orders = 0  # to end
@@ -181,14 +192,16 @@ class GatewayServer:
         """Begin with what the process before has left, once this one has the role."""
         actor = self._actor
         bus = actor.bus  # it connects while the rest is made
+        self._shared.take()
         self._keys.look()
         self._kept.open_records(kept_records(actor))
         self._adopts = actor.keeps_connections or bool(self._kept.open_ones())
         link = Link(actor.generation, self._send, self._media, GatewayFlight(actor.flight), self._tokens)
         self._registry.open(link, adopts=self._adopts)
-        self._deltas = Ring.attach(actor.run, "deltas")
-        self._bell = Listener(actor.run, "gateway")
-        self._stages = StageWatch(actor.run, lambda: self._actors.actors, actor.generation, self._metrics, self._tracing)
+        self._deltas = Ring.attach(actor.run, deltas_of(actor.name))
+        self._bell = Listener(actor.run, actor.name)
+        gateway = actor.name, actor.generation
+        self._stages = StageWatch(actor.run, lambda: self._actors.actors, gateway, self._metrics, self._tracing)
         self._bus = drain_in_loop(self._loop, bus, self._receive)
 
     async def run(self) -> None:
@@ -206,6 +219,8 @@ class GatewayServer:
             if (channel := self._channel(listeners)) is None:
                 await _accept(self._runner, listeners, self._certificate.context)
             _publish_endpoint(self._actor, url)
+            if self._siblings is not None:
+                await self._siblings.answer()
             self._actor.serving(adopts=self._adopts)
             self._actor.heartbeat()
             if self._adopts:
@@ -232,6 +247,8 @@ class GatewayServer:
             await self._stages.close()
             if self._page is not None:
                 self._page.close()
+            if self._siblings is not None:
+                self._siblings.close()
             self._loop.remove_reader(self._bell.fd)
             self._bell.close()
             self._actor.flush()

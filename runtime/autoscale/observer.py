@@ -44,7 +44,7 @@ class Observer:
             self._stats = ControllerStats.attach(self._run)
         except MissingError:
             raise RunError(f"no run is up in {path} (mmrt up)") from None
-        watched = [actor for actor in ALL_ACTORS if stage_of(actor) == "controller" or STAGES[stage_of(actor)].letter]
+        watched = [actor for actor in ALL_ACTORS if stage_of(actor) == "controller" or STAGES[stage_of(actor)].can_scale]
         self._follower = RecordFollower(self._run, watched, [kind for kind in Kind if kind not in _WANTED], num_first=1)
         self._follower.take()  # what was before does not count
         self._num_tokens = self._follower.num_tokens

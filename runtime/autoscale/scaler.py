@@ -187,7 +187,8 @@ class Scaler:
 
 def letters_of(actors: Iterable[str]) -> str:
     """Return the letters of the stages of these actors that layouts name."""
-    return "".join(STAGES[stage_of(actor)].letter for actor in actors)
+    stages = (STAGES[stage_of(actor)] for actor in actors)
+    return "".join(stage.letter for stage in stages if stage.can_scale)
 
 
 def kinds_of(processes: Mapping[InstanceId, Sequence[InstanceId]]) -> dict[str, list[Sequence[InstanceId]]]:

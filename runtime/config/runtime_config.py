@@ -95,6 +95,10 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return actors_of(self.actors.layout)
 
     @property
+    def num_gateways(self) -> int:
+        return sum(STAGES[stage_of(actor)].listens for actor in self.instances)
+
+    @property
     def num_kv_pools(self) -> int:
         """One for each device; one without devices."""
         return len(self.devices) or 1
@@ -205,6 +209,10 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
         config = with_layout(config, config.actors.layout)
     except ConfigError as error:
         raise ConfigError(f"actors.layout = {show(config.actors.layout)}: {error}") from None
+    if config.num_gateways > 1 and config.server.scheme == "https":
+        raise ConfigError(
+            f"actors.layout = {show(config.actors.layout)}: TLS ends in one gateway, leave server.tls_cert out or have one"
+        )
     policy = config.scheduling.policy
     if policy not in POLICY_NAMES and not is_policy_file(policy):
         near = difflib.get_close_matches(policy, POLICY_NAMES, n=1)

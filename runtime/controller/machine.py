@@ -27,6 +27,7 @@ from ..bus.messages import (
     Unknown,
     Welcome,
 )
+from ..bus.request_keys import gateway_of
 from ..pools import PoolName
 from ..stage_table import WORKERS, InstanceId, stage_of
 from .caches.cache_eras import clear_caches, note_code
@@ -59,7 +60,7 @@ from .scheduling.admission import ResourceGate, overloaded
 from .scheduling.types import Limits
 from .state.effects import Effect, Send
 from .state.inflight_plan import LONG_AGO_S
-from .state.state import BY_RANK, GATEWAY, ControllerState
+from .state.state import BY_RANK, ControllerState
 
 __all__ = ["Controller", "Progress"]
 
@@ -134,7 +135,7 @@ class Controller:
             if stage_of(actor) == "decode":
                 resend_drops(state, actor)
         if message.active and message.adopted and stage_of(actor) == "gateway":
-            cancel_older_gateways(state)
+            cancel_older_gateways(state, actor)
         if message.active and stage_of(actor) in FILLS_PAGES:
             note_code(state, actor, message.code)
         state.emit(Send(actor, generation, Welcome(state.epoch)))
@@ -151,9 +152,12 @@ class Controller:
         elif isinstance(message, SequenceEnded):
             pass  # a hint: tick looks at the rows
         elif stage_of(actor) == "gateway" and not isinstance(message, _FROM_ALL):
-            self._from_gateway(generation, message, now)
+            if gateway_of(message.key) == actor:
+                self._from_gateway(actor, generation, message, now)
 
-    def _from_gateway(self, generation: int, message: Submit | Filled | Cancel | Delivered | Query, now: float) -> None:
+    def _from_gateway(
+        self, actor: InstanceId, generation: int, message: Submit | Filled | Cancel | Delivered | Query, now: float
+    ) -> None:
         state = self.state
         if isinstance(message, Submit):
             submit(state, generation, message.key, message.spec, now)
@@ -166,7 +170,7 @@ class Controller:
                 state.remember_end(message.key)  # its Submit may still come
             gone = message.key in state.ended or not isinstance(message, Query)
             answer = Released(state.epoch, message.key) if gone else Unknown(state.epoch, message.key)
-            state.send(GATEWAY, answer)
+            state.send(actor, answer)
         elif isinstance(message, _ENDING):
             end(state, request)
         elif isinstance(message, Filled):
@@ -183,7 +187,7 @@ class Controller:
         state = self.state
         del state.requests[key], state.waiting[key]
         state.pending_replies.pop(key, None)
-        state.send(GATEWAY, failed_message(state.epoch, key, overloaded(reason, state.limits, load(state))))
+        state.send(gateway_of(key), failed_message(state.epoch, key, overloaded(reason, state.limits, load(state))))
         return self._take_effects()
 
     # --------------------------------------------------------------------------------------------------------- time

@@ -14,6 +14,7 @@ from ...shm.plan_table import PlanTable
 from ...shm.run_directory import RunDirectory
 from ...shm.sequence_table import SequenceTable
 from ...shm.status import ActorReading, ActorTable
+from ..bus.request_keys import gateway_of
 from ..controller.scheduling.facts import kind_of
 from ..controller.scheduling.types import SegmentStage
 from ..controller.state.embedding_tracker import EmbeddingTracker, lay_out
@@ -77,7 +78,7 @@ class Inspector:
         requests += [
             _Builder(key, journal, None, span, done, begins_ns, now_ns).report((), readings)
             for key, span in spans.items()
-            if key not in journal.live and key not in by_key and _is_on_its_way(span, readings["gateway"])
+            if key not in journal.live and key not in by_key and _is_on_its_way(span, readings.get(gateway_of(key)))
         ]
         return _run_view(self._stats.read(), requests)
 
@@ -89,9 +90,10 @@ class Inspector:
         return [_Builder(span.key, nothing, None, span, done, begins_ns, span.end_ns).report((), {}) for span in over]
 
 
-def _is_on_its_way(span: RequestSpan, gateway: ActorReading) -> bool:
+def _is_on_its_way(span: RequestSpan, gateway: ActorReading | None) -> bool:
     """Return whether a live gateway has sent the request and the controller has not recorded it yet."""
-    return not span.end_ns and span.stages[-1].name == "submitted" and span.gateway_generation == gateway.generation
+    is_submitted = not span.end_ns and span.stages[-1].name == "submitted"
+    return is_submitted and gateway is not None and span.gateway_generation == gateway.generation
 
 
 def _run_view(stats: StatsSnapshot, requests: list[RequestReport]) -> RunView:

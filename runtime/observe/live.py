@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ...shm.errors import ShmError
 from ...shm.flight_recorder import FlightRecorder, kind_of
 from ...shm.run_directory import RunDirectory
+from ..bus.request_keys import gateway_of
 from ..process.exit_status import describe_exit
 from ..stage_table import STAGES, SUPERVISOR, stage_of
 from .flight import FlightRecord, Kind, merge, signed
@@ -241,13 +242,14 @@ class LiveRequests:
             self.last_end[actor] = how
             self._say(record.time_ns, actor, f"generation {record.b} ended: {how}")
             if STAGES[stage_of(actor)].listens:
-                self._lose(record.b, record.time_ns)
+                self._lose(actor, record.b, record.time_ns)
 
-    def _lose(self, gateway_generation: int, now_ns: int) -> None:
+    def _lose(self, gateway: str, generation: int, now_ns: int) -> None:
         """Note the end of a gateway in the requests whose answers it had not closed."""
         for request in self.requests.values():
             span = request.span
-            if span.gateway_generation == gateway_generation and not span.is_over and not span.is_lost:
+            is_its = span.gateway_generation == generation and gateway_of(span.key) == gateway
+            if is_its and not span.is_over and not span.is_lost:
                 span.lose(now_ns)
                 request.revision = self.revision
 

@@ -36,17 +36,17 @@ class FollowedRequest:
 
 class RequestFollower:
     """Calls ``on_first_text`` once for each request, and ``on_over`` with the time of its end for the client, in ns of
-    CLOCK_MONOTONIC. ``generation``: of the gateway whose requests are followed."""
+    CLOCK_MONOTONIC. ``gateway``: name and generation of the one whose requests are followed."""
 
     def __init__(
         self,
         run: RunDirectory,
         actors: Sequence[str],
-        generation: int,
+        gateway: tuple[str, int],
         on_first_text: Callable[[FollowedRequest], None],
         on_over: Callable[[FollowedRequest, int], None],
     ) -> None:
-        self._generation = generation
+        self._gateway = gateway
         self._on_first_text, self._on_over = on_first_text, on_over
         self._follower = RecordFollower(run, actors, _IGNORED, num_first=0)
         self._requests: dict[int, FollowedRequest] = {}
@@ -102,7 +102,7 @@ class RequestFollower:
     def _is_followed(self, record: FlightRecord) -> bool:
         if record.key in self._requests:
             return True
-        return record.kind is Kind.ROW_ENDED or record.kind is Kind.RECEIVED and record.generation == self._generation
+        return record.kind is Kind.ROW_ENDED or record.kind is Kind.RECEIVED and (record.actor, record.generation) == self._gateway
 
     def _changed(self, span: RequestSpan, record: FlightRecord) -> None:
         request = self._requests.setdefault(span.key, FollowedRequest(span))

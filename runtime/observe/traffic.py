@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ...schema.media import MediaKind
+from ..bus.request_keys import gateway_of
 from .flight import FlightRecord, Kind, unpack_item, unpack_pair
 from .trace_requests import RequestSpan, RequestSpans
 
@@ -66,7 +67,7 @@ class Traffic:
         self._blocks: dict[int, list[int]] = {}
         self._media: dict[int, list[FlightRecord]] = {}
         self._numbers: dict[Kind, dict[int, int]] = {Kind.BLOCKS: {}, Kind.ITEM: {}}
-        self._gateway_generation = 0
+        self._generations: dict[str, int] = {}  # of gateways
         self.num_unread = 0  # over before their prompt's length was known: refused, or lost with their gateway
 
     @property
@@ -84,7 +85,8 @@ class Traffic:
             self._media.setdefault(record.key, []).append(record)
         else:
             if record.kind is Kind.RECEIVED:
-                self._gateway_generation = max(self._gateway_generation, record.generation)
+                gateway = gateway_of(record.key)
+                self._generations[gateway] = max(self._generations.get(gateway, 0), record.generation)
             elif record.kind is Kind.PREPARED:  # a new controller, or a request that was put off, says all of it again
                 self._blocks.pop(record.key, None)
                 self._media.pop(record.key, None)
@@ -113,7 +115,8 @@ class Traffic:
 
     def _is_left(self, span: RequestSpan, now_ns: int) -> bool:
         """Return whether no gateway tells of its end: it has ended without, or its gateway did before the controller knew it."""
-        is_lost = span.gateway_generation < self._gateway_generation and all(stage.name == "submitted" for stage in span.stages)
+        is_old = span.gateway_generation < self._generations.get(gateway_of(span.key), 0)
+        is_lost = is_old and all(stage.name == "submitted" for stage in span.stages)
         ended_ns = span.begin_ns if is_lost else span.end_ns
         return 0 < ended_ns < now_ns - _UNSAID_NS
 

@@ -1,8 +1,8 @@
 """What the keeper of connections, in the supervisor, and a gateway say to each other, over a pair of sockets that only they have.
 
-A gateway that serves asks for all connections: ``ADOPT``. It gets ``RECORDS``, each connection as ``HELD``, then ``ALL``, and from
-then on each new one as ``HELD``. It says ``RELEASE`` when it has closed one. A packet whose process is gone is lost with it: the
-next gateway gets the connection again.
+A gateway that serves asks for all its connections: ``ADOPT``. It gets ``RECORDS``, each connection as ``HELD``, then ``ALL``, and from
+then on each new one as ``HELD``. It says ``RELEASE`` when it has closed one, and ``MOVE`` when it has left one to another gateway. A
+packet whose process is gone is lost with it: its successor gets the connection again.
 """
 
 import enum
@@ -28,10 +28,12 @@ class Kind(enum.IntEnum):
     RECORDS = 3
     HELD = 4
     ALL = 5
+    MOVE = 6
 
 
 class Packet(NamedTuple):
-    """A packet, with the numbers of its kind: of a connection, or the sizes of records. ``descriptor``: of ``RECORDS`` and ``HELD``."""
+    """A packet, with the numbers of its kind: of a connection (and of the gateway that it moves to), or the sizes of records.
+    ``descriptor``: of ``RECORDS`` and ``HELD``."""
 
     kind: Kind
     numbers: tuple[int, int, int] = (0, 0, 0)
@@ -57,10 +59,10 @@ def receive(channel: socket.socket) -> Packet | None:
     return Packet(Kind(kind), (first, second, third), descriptors[0] if descriptors else -1)
 
 
-def record_sizes(max_connections: int, max_body_bytes: int, files_each: int = 1) -> RecordSizes:
+def record_sizes(max_connections: int, max_body_bytes: int, files_each: int = 1, num_gateways: int = 1) -> RecordSizes:
     """Return the sizes of the records of a run. Their number is 0 where so few files may be open that connections cannot be kept.
     ``files_each``: that one needs in its gateway. Raises: ConfigError, as ``connection_limit``."""
-    count = connection_limit(max_connections, files_each) + EXTRA_CONNECTIONS
+    count = connection_limit(max_connections, files_each) + EXTRA_CONNECTIONS * num_gateways
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY:
         count = min(count, files - _OWN_FILES)

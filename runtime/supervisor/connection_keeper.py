@@ -1,8 +1,8 @@
-"""Keep clients' connections beyond the death of the gateway: accept them, hold a copy of each, and give the other to the gateway.
+"""Keep clients' connections beyond the death of a gateway: accept them, hold a copy of each, and give the other to a gateway.
 
 Part of the supervisor, whose event loop it runs in; without one, of the gateway, beyond whose death systemd has the copies. It reads
 and writes no byte of a connection. While no gateway has asked for the connections it accepts none: they wait in the listening sockets'
-queue.
+queue. Of several, the one that has the fewest gets a new one, and its successors keep it.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import errno
 import logging
 import socket
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from ...shm.connection_records import ConnectionRecords, RecordSizes
@@ -28,6 +28,14 @@ _LINGER = struct.Struct("ii")
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
+class _Served:
+    """A gateway that serves: its channel, and what there is to send to it."""
+
+    def __init__(self, channel: socket.socket, to_send: deque[Packet]) -> None:
+        self.channel = channel
+        self.to_send = to_send
+
+
 class ConnectionKeeper:
     """All connections of a run. ``listeners`` stay the caller's."""
 
@@ -38,9 +46,10 @@ class ConnectionKeeper:
         self._records = ConnectionRecords.create(sizes) if store is None else store.records(sizes)
         self._held = {} if store is None else store.connections(self._records)
         self._free = deque(number for number in range(sizes.number) if number not in self._held)
-        self._channels: set[socket.socket] = set()
-        self._gateway: socket.socket | None = None  # the channel of the one that serves
-        self._to_send: deque[Packet] = deque()
+        self._home = dict.fromkeys(self._held, 0)  # the number of the gateway of each connection
+        self._num_of = Counter(self._home.values())  # connections, by that
+        self._channels: dict[socket.socket, int] = {}  # and the number of its gateway
+        self._serving: dict[int, _Served] = {}  # by number
         self._is_accepting = False
         self._say_at_s = 0.0
         self._loop = asyncio.get_running_loop()
@@ -50,11 +59,12 @@ class ConnectionKeeper:
         """The number of connections."""
         return len(self._held)
 
-    def channel(self) -> socket.socket:
-        """Return a new gateway's end of its channel, for it to inherit; the caller closes it once the process has started."""
+    def channel(self, gateway: int = 0) -> socket.socket:
+        """Return the end of a channel for a new process of the gateway of this number, for it to inherit; the caller closes it once the
+        process has started."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        self._channels.add(ours)
+        self._channels[ours] = gateway
         self._loop.add_reader(ours, self._receive, ours)
         return theirs
 
@@ -62,6 +72,7 @@ class ConnectionKeeper:
         """Close every connection: no gateway will come."""
         for channel in list(self._channels):
             self._forget(channel)
+        self._stop_accepting()
         for number in list(self._held):
             self._release(number)
         self._records.close()
@@ -81,59 +92,68 @@ class ConnectionKeeper:
                 self._serve(channel)
             elif packet.kind == Kind.RELEASE:
                 self._release(packet.numbers[0])
+            elif packet.kind == Kind.MOVE:
+                self._move(*packet.numbers[:2])
 
     def _forget(self, channel: socket.socket) -> None:
-        self._channels.discard(channel)
+        number = self._channels.pop(channel)
         self._loop.remove_reader(channel)
         self._loop.remove_writer(channel)
         channel.close()
-        if self._gateway is channel:
-            self._gateway = None
-            self._to_send.clear()
-            self._stop_accepting()
+        if (served := self._serving.get(number)) is not None and served.channel is channel:
+            del self._serving[number]
+            self._pace()
 
     def _serve(self, channel: socket.socket) -> None:
-        """Give all connections to this gateway. It holds the role, so any other is gone, and its last words are all there."""
-        for other in self._channels - {channel}:
+        """Give this gateway all its connections. It holds the role, so any before it is gone, and its last words are all there."""
+        gateway = self._channels[channel]
+        for other in [one for one, its in self._channels.items() if its == gateway and one is not channel]:
             self._receive(other)
-        if self._gateway is not None:
-            self._loop.remove_writer(self._gateway)
-        self._gateway = channel
+        if (before := self._serving.get(gateway)) is not None:
+            self._loop.remove_writer(before.channel)
         sizes = self._records.sizes
-        self._to_send = deque(
+        to_send = deque(
             [
                 Packet(Kind.RECORDS, (sizes.number, sizes.in_bytes, sizes.out_bytes), self._records.descriptor),
-                *(self._packet(number) for number in self._held),
+                *(self._packet(number) for number in self._held if self._home[number] == gateway),
                 Packet(Kind.ALL),
             ]
         )
-        self._send()
+        self._serving[gateway] = _Served(channel, to_send)
+        self._send(gateway)
 
     def _packet(self, number: int) -> Packet:
         return Packet(Kind.HELD, (number, 0, 0), self._held[number].fileno())
 
-    def _send(self) -> None:
-        """Send what there is to send, once there is room for it; then accept more."""
-        channel = self._gateway
-        while self._to_send and channel is not None:
-            packet = self._to_send[0]
+    def _send(self, gateway: int) -> None:
+        """Send a gateway what there is to send, once there is room for it; then accept more."""
+        if (served := self._serving.get(gateway)) is None:
+            return
+        while served.to_send:
+            packet = served.to_send[0]
             try:
-                if packet.kind != Kind.HELD or packet.numbers[0] in self._held:
-                    send(channel, packet)
+                if packet.kind != Kind.HELD or self._home.get(packet.numbers[0]) == gateway:
+                    send(served.channel, packet)
             except OSError as error:
-                self._stop_accepting()
                 if error.errno == errno.EAGAIN:
-                    self._loop.add_writer(channel, self._send)
+                    self._loop.add_writer(served.channel, self._send, gateway)
+                    self._pace()
                     return
                 if error.errno in (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM):
-                    self._loop.call_later(RETRY_S, self._send)
+                    self._loop.call_later(RETRY_S, self._send, gateway)
                 break  # the gateway is gone: its channel will say so
-            self._to_send.popleft()
-        if channel is None:
-            return
-        self._loop.remove_writer(channel)
-        if not self._to_send and self._free:
-            self._begin_accepting()
+            served.to_send.popleft()
+        self._loop.remove_writer(served.channel)
+        self._pace()
+
+    def _next_gateway(self) -> int | None:
+        """Return the gateway that a new connection goes to, None if none takes any now."""
+        free = [gateway for gateway, served in self._serving.items() if not served.to_send]
+        return min(free, key=lambda gateway: (self._num_of[gateway], gateway)) if free and self._free else None
+
+    def _pace(self) -> None:
+        """Accept as long as a gateway takes connections."""
+        self._stop_accepting() if self._next_gateway() is None else self._begin_accepting()
 
     # --------------------------------------------------------------------------------------------------- connections
 
@@ -151,7 +171,7 @@ class ConnectionKeeper:
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTS):
-            if not self._is_accepting:
+            if not self._is_accepting or (gateway := self._next_gateway()) is None:
                 return
             try:
                 connection, _ = listener.accept()
@@ -161,22 +181,41 @@ class ConnectionKeeper:
                 if error.errno in _SHORT:
                     self._say_that_some_wait(error.strerror)
                     self._stop_accepting()
-                    self._loop.call_later(NO_FILES_S, self._send)
+                    self._loop.call_later(NO_FILES_S, self._pace)
                 return
             connection.setblocking(False)
             number = self._free.popleft()
             self._held[number] = connection
+            self._set_home(number, gateway)
             if self._store is not None:
                 self._store.put(number, connection)
-            if not self._free:
-                self._stop_accepting()  # until one is released
-            self._to_send.append(self._packet(number))
-            self._send()
+            self._give(number)
 
     def _say_that_some_wait(self, why: str | None) -> None:
         if self._loop.time() >= self._say_at_s:
             self._say_at_s = self._loop.time() + SAY_S
             log.warning("connections wait: %s (said once a minute)", why)
+
+    def _set_home(self, number: int, gateway: int | None) -> None:
+        """Note the gateway of a connection; None: it is closed."""
+        if (before := self._home.pop(number, None)) is not None:
+            self._num_of[before] -= 1
+        if gateway is not None:
+            self._home[number] = gateway
+            self._num_of[gateway] += 1
+
+    def _give(self, number: int) -> None:
+        """Give a connection to its gateway, once that serves."""
+        gateway = self._home[number]
+        if (served := self._serving.get(gateway)) is not None:
+            served.to_send.append(self._packet(number))
+            self._send(gateway)
+
+    def _move(self, number: int, gateway: int) -> None:
+        """Give a connection, which its gateway has left as it is, to another one."""
+        if number in self._held:
+            self._set_home(number, gateway)
+            self._give(number)
 
     def _release(self, number: int) -> None:
         """Close a connection that its gateway has closed, with a reset if it asked for that by SO_LINGER."""
@@ -192,5 +231,6 @@ class ConnectionKeeper:
         if self._store is not None:
             self._store.remove(number)
         self._records.record(number).clear()
+        self._set_home(number, None)
         self._free.append(number)
-        self._send()
+        self._pace()

@@ -211,7 +211,9 @@ class Crew:
     def on_outage(self, actor: SupervisedActor) -> None:
         """Publish that an actor is broken, or serves again."""
         if actor.spec.listens:
-            self._outside.stand_in(actor.outage.next_probe_s if actor.outage is not None else None)
+            outages = [one.outage for one in self.actors.values() if one.spec.listens]
+            probes = [outage.next_probe_s for outage in outages if outage is not None]
+            self._outside.stand_in(min(probes) if probes and len(probes) == len(outages) else None)
         self._outside.publish(
             tuple(
                 Outage(role, broken.outage.reason, broken.outage.next_probe_s)

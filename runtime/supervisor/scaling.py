@@ -85,6 +85,8 @@ class Scaling:
                 moved = f"{role} is on device {device}, now it is on {places[role]}"
                 raise RunError(f"in {layout!r} {moved}: that needs another start (mmrt up)")
         new, going = [name for name in after if name not in before], [name for name in before if name not in after]
+        if gateways := [name for name in [*new, *going] if stage_of(name) == "gateway"]:
+            raise RunError(f"in {layout!r} {gateways[0]} would come or go: that needs another start (mmrt up)")
         if host.config.model.on_cuda:
             raise RunError(f"on {host.config.model.device} pools take the memory that processes leave at the start: set actors.layout")
         for name in going:

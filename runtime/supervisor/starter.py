@@ -16,6 +16,7 @@ from ..environment import CHILD_LISTEN_FD
 from ..errors import RunError
 from ..process.crash_cause import is_from_outside, oom_kills
 from ..process.server_key import store_key
+from ..stage_table import number_of
 from .connection_keeper import ConnectionKeeper
 from .launcher import Zygote, ZygoteDiedError, ZygoteError, is_fork, pipe_to_logs
 from .logs import LogPump
@@ -219,12 +220,13 @@ class Starter:
         environment, fds = self.environment(spec), self.listen_fds(spec)
         if spec.listens and self._keeper is not None:
             environment["MMRT_KEEPER_FD"] = str(CHILD_LISTEN_FD + len(fds))
-            fds.append(stack.enter_context(self._keeper.channel()).fileno())
-        if spec.listens:
+            fds.append(stack.enter_context(self._keeper.channel(number_of(spec.name))).fileno())
+        if spec.listens and not number_of(spec.name):  # the first gateway alone keeps answers
             if self._answers is None:
                 self._answers = KeptRecords.create()
             environment["MMRT_ANSWERS_FD"] = str(CHILD_LISTEN_FD + len(fds))
             fds.append(self._answers)
+        if spec.listens:
             key_fd = store_key(self._key)
             stack.callback(os.close, key_fd)
             environment["MMRT_KEY_FD"] = str(CHILD_LISTEN_FD + len(fds))

@@ -179,11 +179,13 @@ class Supervisor:
         if not self._setup.listeners or server.scheme == "https":
             return None
         try:
-            sizes = record_sizes(server.max_connections, server.max_body_mib << 20)
+            sizes = record_sizes(server.max_connections, server.max_body_mib << 20, num_gateways=self.crew.config.num_gateways)
             if not (fault := why_inexact() or ("" if sizes.number else "few files may be open (ulimit -n)")):
                 return ConnectionKeeper(self._setup.listeners, sizes)
         except (OSError, ConfigError) as error:
             fault = str(error)
+        if self.crew.config.num_gateways > 1:
+            raise RunError(f"the layout has {self.crew.config.num_gateways} gateways, and connections cannot be kept here: {fault}")
         self.say(f"connections end with their gateway: {fault}")
         return None
 

@@ -197,7 +197,7 @@ def test_config_show_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         (["debug", "vidoe"], 2, "no actor 'vidoe'; did you mean video? There are memory"),
         (["restart", "x"], 2, "no actor 'x'; there are memory"),
         (["restart", "encoder.9"], 2, "no actor 'encoder.9': '9' is no number from 1 to 7"),
-        (["logs", "gateway.1"], 2, "no actor 'gateway.1': a run has one gateway"),
+        (["logs", "memory.1"], 2, "no actor 'memory.1': a run has one memory"),
         (["debug", "encodr.1"], 2, "no actor 'encodr.1'; did you mean encoder? There are memory"),
         (["up", "a" * 5000], 2, " cannot be read: File name too long"),
         (
@@ -448,7 +448,7 @@ def test_units(tmp_path: Path, capsys: Captured) -> None:
 
 
 def test_units_of_another_layout_are_told_and_others_are_not(tmp_path: Path, capsys: Captured) -> None:
-    for name in ("mmrt-prefill.1.service", "mmrt-backup.service", "mmrt-gateway.1.service"):
+    for name in ("mmrt-prefill.1.service", "mmrt-backup.service", "mmrt-memory.1.service"):
         (tmp_path / name).touch()
     assert run(["units", "--out", str(tmp_path)]) == 0
     assert "(of another layout, and to be removed wherever they are: mmrt-prefill.1.service)" in capsys.readouterr().out
@@ -459,6 +459,9 @@ def test_units_are_of_one_layout(tmp_path: Path, capsys: Captured) -> None:
     config.write_text("[autoscale]\nenabled = true\n")
     status, error = refused(capsys, "units", "--config", str(config), "--out", str(tmp_path / "units"))
     assert status == 2 and "autoscale.enabled: the services are of one layout" in error and not (tmp_path / "units").exists()
+    config.write_text('[actors]\nlayout = "2G+E+P+D"\n')
+    status, error = refused(capsys, "units", "--config", str(config), "--out", str(tmp_path / "units"))
+    assert status == 2 and "'2G+E+P+D': under systemd a run has one gateway" in error and not (tmp_path / "units").exists()
 
 
 def test_commands_over_a_live_run(toy: "ToyRun", monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:

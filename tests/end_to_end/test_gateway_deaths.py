@@ -41,17 +41,17 @@ DELTAS = ("response.output_text.delta", "content_block_delta")
 class Client:
     """Asks on one connection, which is to live as long as it does."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, key: str = "") -> None:
         address = urllib.parse.urlsplit(server.url)
         self._model = server.checkpoint.name
+        self._head = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
         self._connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=90)
         self._connection.connect()
         self._connection.auto_open = 0  # type: ignore[attr-defined]  # a second connection would be a second request
 
     def ask(self, kind: str) -> dict[str, Any]:
         path, body = ASKED[kind]
-        head = {"Content-Type": "application/json"}
-        self._connection.request("POST", path, json.dumps({**body, "model": self._model, "cache_salt": kind}), head)
+        self._connection.request("POST", path, json.dumps({**body, "model": self._model, "cache_salt": kind}), self._head)
         response = self._connection.getresponse()
         data = response.read()
         assert response.status == 200, data
@@ -101,11 +101,11 @@ def undisturbed(own: Server) -> dict[str, dict[str, Any]]:
     return answers_of(own)
 
 
-def answers_of(server: Server) -> dict[str, dict[str, Any]]:
+def answers_of(server: Server, key: str = "") -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
 
     def ask(kind: str) -> None:
-        client = Client(server)
+        client = Client(server, key)
         found[kind] = client.ask(kind)
         client.close()
 

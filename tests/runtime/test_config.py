@@ -251,6 +251,13 @@ def test_layouts(layout: str, processes: dict[str, tuple[str, ...]]) -> None:
     }
 
 
+def test_tls_ends_in_one_gateway() -> None:
+    text = '[actors]\nlayout = "2G+EPD"\n[server]\n'
+    assert parse_config(text).num_gateways == 2 and parse_config("").num_gateways == 1
+    with pytest.raises(ConfigError, match=r'actors.layout = "2G\+EPD": TLS ends in one gateway'):
+        parse_config(text + 'tls_cert = "/c.pem"\ntls_key = "/k.pem"\n')
+
+
 def test_each_process_is_on_a_device() -> None:
     config = parse_config(TWO_DEVICES + 'cpus = "0,2-3"\n[actors]\nlayout = "2EPD@*"\n')
     assert config.actors.layout == "EPD@0+EPD@1" and config.num_kv_pools == 2 and config.devices[1].cpus == "0,2-3"

@@ -203,6 +203,13 @@ def test_a_layout_and_its_text(parts: list[tuple[int, str]]) -> None:
     assert processes_of(join_layouts(text, text)) == processes_of(text)
 
 
+def test_several_gateways() -> None:
+    assert [actor for actor in actors_of("2G+E+2PD") if stage_of(actor) == "gateway"] == ["gateway", "gateway.1"]
+    assert processes_of("EPD")["gateway"] == processes_of("G+EPD")["gateway"] == ("gateway",) and "gateway.1" not in processes_of("EPD")
+    assert format_layout(parse_layout("G+G+EPD")) == "2G+EPD" and scale_layout("2G+E+P+D", "decode", 2) == "2G+E+P+2D"
+    assert spread_layout("2G+EPD", ("a",)) == "2G+EPD@a"
+
+
 def test_two_layouts_are_joined() -> None:
     assert join_layouts("2E+P+D", "E+P+3D") == "2E+P+3D" and join_layouts("EP+D", "EP+E+2D") == "EP+D+E+D"
 
@@ -241,7 +248,7 @@ def test_a_layout_is_processes() -> None:
         ("0E+P+D", "'0E' is not"),
         ("E P D", "'E P D' is not"),
         ("epd", "'epd' is not"),
-        ("E+PX+D", "'PX': no stage 'X', there are V, E, P, D"),
+        ("E+PX+D", "'PX': no stage 'X', there are G, V, E, P, D"),
         ("E+P+9D", "'E+P+9D' has 9 of decode, a run has at most 8"),
         ("9E+P+D", "'9E+P+D' has 9 of encoder, a run has at most 8"),
         ("4E+4EP+E+D", "has 9 of encoder"),
@@ -250,6 +257,8 @@ def test_a_layout_is_processes() -> None:
         ("E+P", "'E+P' has no decode (D)"),
         ("VE+P+D", "'VE+P+D': video (V) has a process of its own, on no device"),
         ("V@a+E+P+D", "'V@a+E+P+D': video (V) has a process of its own, on no device"),
+        ("GE+P+D", "'GE+P+D': gateway (G) has a process of its own, on no device"),
+        ("9G+E+P+D", "'9G+E+P+D' has 9 of gateway, a run has at most 8"),
         ("9V+E+P+D", "'9V+E+P+D' has 9 of video, a run has at most 8"),
     ],
 )

@@ -4,10 +4,10 @@ Runs in the gateway's event loop. A message about a forgotten request is answere
 """
 
 import logging
-import secrets
 from collections.abc import Callable, Sequence
 
 from ....runtime.bus.messages import Cancel, Delivered, Delta, Failed, Released, RequestSpec, ToActor, Unknown
+from ....runtime.bus.request_keys import random_key
 from ....runtime.errors import RequestError
 from ....shm.spool import AnyBytes
 from .client_request import ClientRequest, ControllerAnswer, RequestStage
@@ -23,8 +23,9 @@ class RequestRegistry:
 
     _link: Link
 
-    def __init__(self, link: Link | None = None) -> None:
-        """Without a ``link`` it is to be opened."""
+    def __init__(self, link: Link | None = None, gateway: str = "gateway") -> None:
+        """Without a ``link`` it is to be opened. ``gateway``: its name."""
+        self._gateway = gateway
         self._requests: dict[int, ClientRequest] = {}
         self._early: dict[int, list[Delta]] | None = None  # of requests that are not submitted again yet
         self._num_early_bytes = 0
@@ -50,9 +51,9 @@ class RequestRegistry:
 
     def new_key(self) -> int:
         """Return a key that no request has."""
-        key = 0
-        while key == 0 or key in self._requests:
-            key = secrets.randbits(63)
+        key = random_key(self._gateway)
+        while key in self._requests:
+            key = random_key(self._gateway)
         return key
 
     def submit(

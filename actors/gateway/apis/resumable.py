@@ -26,6 +26,7 @@ from ..answers.choices import Choice, error_of, usage_of
 from ..answers.link import Keeping
 from ..answers.requests import RequestRegistry
 from ..at_work import Work, in_steps
+from ..keeping.first_gateway import CONVERSATION
 from ..keeping.kept_answers import KeptAnswer
 from ..keeping.patience import Patience
 from ..keeping.state import Place
@@ -47,7 +48,6 @@ from .streams import Stream, name_as_asked
 
 log = logging.getLogger(__name__)
 
-HEADER = "X-Conversation-Id"
 MAX_ID_CHARS = 128
 STREAMS = "stream:"  # what their ids begin with among kept answers
 _ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_ID_CHARS}}}")
@@ -205,10 +205,10 @@ class ResumableStreams:
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
         """Answer a conversation, as ``Completions.chat``; a stream that names it goes on without its client."""
-        if (name := http.headers.get(HEADER)) is None:
+        if (name := http.headers.get(CONVERSATION)) is None:
             return await self._completions.chat(http)
         if not _ID.fullmatch(name):
-            raise refuse(HEADER, f"is {show(name)}, allowed are 1 to {MAX_ID_CHARS} letters, digits, and . _ : -")
+            raise refuse(CONVERSATION, f"is {show(name)}, allowed are 1 to {MAX_ID_CHARS} letters, digits, and . _ : -")
 
         def detach(asked: ChatRequest, prompt: Prompt) -> Awaitable[web.StreamResponse] | None:
             return self._create(http, name, asked, prompt) if asked.generation.stream else None
@@ -242,7 +242,7 @@ class ResumableStreams:
         return json_response({"id": name, "object": "stream", "deleted": True})
 
     def _unknown(self, name: str) -> RequestError:
-        message = f"id: stream {show(name)} is unknown: none was begun with it as {HEADER}, or it is forgotten"
+        message = f"id: stream {show(name)} is unknown: none was begun with it as {CONVERSATION}, or it is forgotten"
         return RequestError(message, status=404, type="not_found_error", param="id")
 
     def _ended(self, tenant: bytes, name: str, id: str | None = None) -> bytes | None:
@@ -263,8 +263,8 @@ class ResumableStreams:
         stream: ResumableStream | bytes | None = self._running.get((tenant, name))
         try:
             if isinstance(stream, ResumableStream) and stream.job.id != record.id:
-                message = f"{HEADER}: the stream {show(name)} is under way: read it at /v1/stream/{name}, or DELETE it"
-                raise RequestError(message, status=409, type="conflict_error", param=HEADER)
+                message = f"{CONVERSATION}: the stream {show(name)} is under way: read it at /v1/stream/{name}, or DELETE it"
+                raise RequestError(message, status=409, type="conflict_error", param=CONVERSATION)
             if stream is None:
                 stream = self._ended(tenant, name, record.id)
             if stream is None:

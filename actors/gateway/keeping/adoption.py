@@ -100,7 +100,7 @@ class Adoption:
                 self._make_handler(),
                 self._turns,
                 lambda: self._claimed(number),
-                lambda: self._say(Packet(Kind.RELEASE, (number, 0, 0))),
+                lambda: self._left(number, kept.moves_to),
                 has_crashed=self._has_crashed and not self._are_all_here,
             )
         except (ValueError, OSError) as error:
@@ -134,6 +134,9 @@ class Adoption:
             reset(connection)
         connection.close()
         self._say(Packet(Kind.RELEASE, (number, 0, 0)))
+
+    def _left(self, number: int, moves_to: int | None) -> None:
+        self._say(Packet(Kind.RELEASE, (number, 0, 0)) if moves_to is None else Packet(Kind.MOVE, (number, moves_to, 0)))
 
     def _claimed(self, number: int) -> None:
         self._unclaimed.discard(number)

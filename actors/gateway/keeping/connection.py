@@ -96,6 +96,7 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         self._is_due = False  # the rest is shown in the next turn of the loop
         self._is_leaving = False  # it ends once the loop's transport has all that is committed
         self._is_lost = False  # then its record may be another connection's
+        self.moves_to: int | None = None  # the number of another gateway
         self._held: list[bytes] = []
         self._after: list[Callable[[], None]] = []
         self._drained: asyncio.Future[None] | None = None
@@ -265,6 +266,13 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
     def abort(self) -> None:
         if self._real is not None:
             self._real.abort()
+
+    def move(self, gateway: int) -> None:
+        """Leave the connection as it is to another gateway, which is shown the present request again: nothing of its answer is
+        committed. The handler learns that the connection is lost."""
+        self.moves_to, self._is_lost = gateway, True
+        self.work.retire()
+        self.abort()
 
     def pause_reading(self) -> None:
         self._is_paused = True

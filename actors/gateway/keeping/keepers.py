@@ -52,7 +52,9 @@ def most_connections(actor: Actor) -> int:
             return own_sizes(server).number - EXTRA_CONNECTIONS
     if actor.keeper_fd is None:
         return connection_limit(server.max_connections)
-    return record_sizes(server.max_connections, server.max_body_mib << 20).number - EXTRA_CONNECTIONS
+    num_gateways = actor.config.num_gateways
+    sizes = record_sizes(server.max_connections, server.max_body_mib << 20, num_gateways=num_gateways)
+    return sizes.number // num_gateways - EXTRA_CONNECTIONS
 
 
 def kept_records(actor: Actor) -> KeptRecords:

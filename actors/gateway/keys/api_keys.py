@@ -23,7 +23,7 @@ from ....runtime.errors import ConfigError
 from ..answers.choices import Usage
 from ..reading.cache_keys import key_salt, tenant_salt
 from .key_file import ApiKey, digest_of, read_keys
-from .quotas import Quota
+from .quotas import Counts, Quota, own_counts
 from .secret_files import LOOK_S, FileWatch
 
 log = logging.getLogger(__name__)
@@ -35,9 +35,9 @@ KEPT_NAME = "api_keys"  # in the run directory
 class Client:
     """The owner of a key: its rights and its use."""
 
-    def __init__(self, key: ApiKey) -> None:
+    def __init__(self, key: ApiKey, counts: Counts) -> None:
         self.key = key
-        self.quota = Quota(key, time.monotonic())
+        self.quota = Quota(key, time.monotonic(), counts)
 
 
 CLIENT = web.RequestKey("client", Client)  # whose key a request has; none where the server has no keys
@@ -59,11 +59,20 @@ _decode_kept = msgspec.msgpack.Decoder(tuple[ApiKey, ...]).decode
 
 class ApiKeys:
     """The keys of a server. ``fault``: what is wrong with the file, "" if nothing is. ``report`` is called when that changes.
-    ``of_front``: of several models; it counts requests of all, and each run the tokens of its own."""
+    ``of_front``: of several models; it counts requests of all, and each run the tokens of its own. ``counts_of``: a key's name."""
 
-    def __init__(self, server: ServerSection, run: Path, report: Callable[[], None], *, of_front: bool = False) -> None:
+    def __init__(
+        self,
+        server: ServerSection,
+        run: Path,
+        report: Callable[[], None],
+        *,
+        of_front: bool = False,
+        counts_of: Callable[[str], Counts] = own_counts,
+    ) -> None:
         """Read the file, or what is kept of the last good one. Raises: ConfigError if there is neither."""
         self._report = report
+        self._counts_of = counts_of
         self._of_front = of_front
         self._kept = run / KEPT_NAME
         self._file = Path(server.api_keys_file) if server.api_keys_file else None
@@ -149,7 +158,7 @@ class ApiKeys:
         now_s = time.monotonic()
         before, self._clients = self._clients, {}
         for key in (*self._configured, *keys):
-            client = self._clients[key.name] = before.get(key.name) or Client(key)
+            client = self._clients[key.name] = before.get(key.name) or Client(key, self._counts_of(key.name))
             client.key = key
             client.quota.limit(msgspec.structs.replace(key, tokens_per_minute=0) if self._of_front else key, now_s)
 

@@ -31,7 +31,6 @@ from .peers import is_own
 
 log = logging.getLogger(__name__)
 
-GATEWAY = "gateway"
 ANSWER_FIRST_S = 0.2  # before the gateway asks for its own end
 MARGIN_NS = 20_000_000  # shown before and after a request in its trace
 _KEY = re.compile("[0-9a-f]{1,16}")
@@ -41,11 +40,13 @@ _PRIVATE = {name: value for name, value in HEADERS.items() if name != "Content-S
 
 
 class Page:
-    """The handlers. ``feed`` maps the run's tables read-only; the supervisor is asked for nothing but restarts and kills."""
+    """The handlers. ``feed`` maps the run's tables read-only; the supervisor is asked for nothing but restarts and kills. ``own``: the
+    name of this gateway."""
 
     def __init__(
         self,
         run: RunDirectory,
+        own: str,
         config: RuntimeConfig,
         actors: ActorTable,
         stats: Callable[[], StatsSnapshot],
@@ -53,6 +54,7 @@ class Page:
         kinds: Sequence[MediaKind],
     ) -> None:
         self._run = run
+        self._own = own
         self._config = config
         self._actors = actors
         self._model, self._kinds = model, kinds
@@ -139,7 +141,7 @@ class Page:
         return actor
 
     def _is_own(self, actor: str) -> bool:
-        return self._config.process_of(actor) == GATEWAY
+        return actor == self._own
 
     def _later(self, request: RestartRequest | KillRequest, message: str) -> web.Response:
         """Ask for the end of this very process once the answer is out."""

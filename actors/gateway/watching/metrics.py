@@ -4,8 +4,10 @@ Own registry, so nothing of the process's other libraries leaks in. The controll
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import get_args
 
+import msgspec
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -54,6 +56,15 @@ _POOL_GAUGES: tuple[tuple[str, str, Callable[[PoolUse], int]], ...] = (
 )
 
 
+class Family(msgspec.Struct, frozen=True, array_like=True):
+    """A family of metrics on its way to another gateway. ``samples``: name, labels and value of each."""
+
+    name: str
+    help: str
+    type: str
+    samples: list[tuple[str, dict[str, str], float]]
+
+
 class Metrics:
     """Counters and histograms fed by the handlers, and ``render`` for the endpoint."""
 
@@ -88,13 +99,13 @@ class Metrics:
         self._prefill = histogram("request_prefill_time", "Admission to the first text, or to the end without one; media included.")
         self._decode = histogram("request_decode_time", "First text to the end.")
         self._stages = histogram("ttft_stage", "Parts of the time to the first text; a stage counts requests that pass it.", "stage")
-        own.register(_StatsCollector(stats, generations))
-        self._registry = CollectorRegistry()
-        self._registry.register(_Renamer(own, model_name))
+        self._run = CollectorRegistry()
+        self._run.register(_StatsCollector(stats, generations))
+        self._model_name = model_name
 
-    def add(self, collector: Collector) -> None:
-        """Render these metrics as well."""
-        self._own.register(collector)
+    def add(self, collector: Collector, *, of_run: bool = False) -> None:
+        """Render these metrics as well. ``of_run``: each gateway would tell the same."""
+        (self._run if of_run else self._own).register(collector)
 
     def on_http(self, handler: str, method: str, status: int) -> None:
         """Count an answered HTTP request; ``handler`` is its route, not its path."""
@@ -157,9 +168,19 @@ class Metrics:
         if request.first_text_s is not None:
             self._decode.observe(now_s - request.first_text_s)
 
-    def render(self) -> bytes:
-        """Render Prometheus's text format."""
-        return prometheus_client.generate_latest(self._registry)
+    def render(self, gateways: Mapping[str, list[Family]] | None = None) -> bytes:
+        """Render Prometheus's text format. ``gateways``: the families of each, this one included, where there are several."""
+        registry = CollectorRegistry()
+        of_gateways = self._own if gateways is None else _Joined(gateways)
+        registry.register(_Renamer((of_gateways, self._run), self._model_name))
+        return prometheus_client.generate_latest(registry)
+
+    def families(self) -> list[Family]:
+        """Return this gateway's own."""
+        return [
+            Family(metric.name, metric.documentation, metric.type, [(one.name, one.labels, one.value) for one in metric.samples])
+            for metric in self._own.collect()
+        ]
 
 
 def _is_refusal(status: int) -> bool:
@@ -237,15 +258,30 @@ def _pool_pages(stats: StatsSnapshot) -> Iterator[Metric]:
         yield family
 
 
+class _Joined(Collector):
+    """The metrics of several gateways, each with its name as a label."""
+
+    def __init__(self, gateways: Mapping[str, list[Family]]) -> None:
+        self._gateways = gateways
+
+    def collect(self) -> Iterator[Metric]:
+        joined: dict[str, Metric] = {}
+        for gateway, families in self._gateways.items():
+            for family in families:
+                metric = joined.setdefault(family.name, Metric(family.name, family.help, family.type))
+                metric.samples += [Sample(name, {**labels, "gateway": gateway}, value) for name, labels, value in family.samples]
+        yield from joined.values()
+
+
 class _Renamer(Collector):
     """Yields every metric under our name, and again under its alias if any, with ``model_name`` as in vLLM."""
 
-    def __init__(self, own: CollectorRegistry, model_name: str) -> None:
-        self._own = own
+    def __init__(self, all_of_them: Sequence[Collector], model_name: str) -> None:
+        self._all = all_of_them
         self._model_name = model_name
 
     def collect(self) -> Iterator[Metric]:
-        for metric in self._own.collect():
+        for metric in chain.from_iterable(one.collect() for one in self._all):
             metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
             yield metric
             for alias in ALIASES.get(metric.name, ()):

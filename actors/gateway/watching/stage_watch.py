@@ -30,13 +30,18 @@ class StageWatch:
     """Belongs to the running event loop."""
 
     def __init__(
-        self, run: RunDirectory, actors: Callable[[], Sequence[str]], generation: int, metrics: Metrics, tracing: "Tracing | None"
+        self,
+        run: RunDirectory,
+        actors: Callable[[], Sequence[str]],
+        gateway: tuple[str, int],
+        metrics: Metrics,
+        tracing: "Tracing | None",
     ) -> None:
-        """``actors``: of the run, at the time of the call. ``tracing``: None where it is off."""
+        """``actors``: of the run, at the call. ``gateway``: name and generation of it. ``tracing``: None where it is off."""
         self._tracing = tracing
         self._metrics = metrics
         self._actors = actors
-        self._follower = RequestFollower(run, actors(), generation, self._on_first_text, self._on_over)
+        self._follower = RequestFollower(run, actors(), gateway, self._on_first_text, self._on_over)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stages")
         self._task = asyncio.create_task(self._watch())
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from mmrt.bench.own_run import OwnRun, OwnRunError
-from mmrt.runtime.stage_table import actors_of
+from mmrt.runtime.stage_table import actors_of, stage_of
 
 _PAUSE_S = 0.2
 
 
 def restartable(layout: str) -> tuple[str, ...]:
     """The actors of a run that the exam can restart: with the gateway the exam's connections would end."""
-    return tuple(name for name in actors_of(layout) if name != "gateway")
+    return tuple(name for name in actors_of(layout) if stage_of(name) != "gateway")
 
 
 @contextmanager

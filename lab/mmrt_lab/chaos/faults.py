@@ -40,7 +40,7 @@ MEANINGS: dict[Kind, str] = {
 # The zygote has no bus and no fault hook; the kernel would handle its lack of memory.
 _ZYGOTE_KINDS: frozenset[Kind] = frozenset({"kill", "stop", "pause", "term", "line"})
 _MOST = 3  # processes of a kind in another layout
-_SCALABLE = frozenset(name for name, stage in STAGES.items() if stage.letter)
+_SCALABLE = frozenset(name for name, stage in STAGES.items() if stage.can_scale)
 _LENGTHS_S: dict[Kind, tuple[float, float]] = {
     "pause": (0.05, 1.0),
     "oom": (1.0, 3.0),

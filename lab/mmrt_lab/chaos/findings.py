@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from mmrt.bench.processes import SUPERVISOR
+from mmrt.runtime.stage_table import stage_of
 
 from .faults import Fault
 from .report import Hit, Problem, StormReport
@@ -83,7 +84,8 @@ class Findings:
             return "draining"
         for trouble in self._troubles[-_RECENT:]:
             cell = trouble.fault.cell
-            is_hit = (cell.target in ("gateway", SUPERVISOR) and cell.kind in _DISTURBING) or trouble.fault.second == "gateway"
+            is_disturbed = stage_of(cell.target) in ("gateway", SUPERVISOR) and cell.kind in _DISTURBING
+            is_hit = is_disturbed or stage_of(trouble.fault.second) == "gateway"
             if is_hit and trouble.began_s <= ended_s and trouble.ended_s >= began_s:
                 return "disturbed"
         return "up"

@@ -110,7 +110,7 @@ class Injector:
         if cell.kind == "stop":
             is_zygote = cell.target == "zygote"
             limit_s = self._limits.zygote_hang_s if is_zygote else self._limits.hang_s + self._view.step_left_s(pid)
-        if cell.target == "gateway" and cell.kind == "term":
+        if stage_of(cell.target) == "gateway" and cell.kind == "term":
             limit_s += self._drain_s
         if not await until(lambda: is_gone(pid), limit_s):
             send_signal(pid, signal.SIGKILL)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Literal
 from urllib.parse import urlsplit
 
+from mmrt.runtime.stage_table import stage_of
+
 from .run_view import RunView, Serving
 
 INTERVAL_S = 0.1
@@ -55,7 +57,7 @@ class TruthTeller:
 def judge_answer(route: str, status: int, reason: str, before: Serving, after: Serving, mood: GatewayMood) -> str:
     """The fault of the answer, "" if there is none. ``status`` 0: no answer, for ``reason``."""
     if status == 0:
-        excused = mood != "up" or "gateway" in before.missing | after.missing
+        excused = mood != "up" or "gateway" in map(stage_of, before.missing | after.missing)
         return "" if excused else f"{route} got no answer from a gateway that serves: {reason}"
     if route == "/health":
         return "" if status == 200 or mood == "draining" else f"/health says {status}"

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from mmrt.bench.processes import SUPERVISOR
+from mmrt.runtime.stage_table import stage_of
 
 from .faults import Fault
 
@@ -96,7 +97,7 @@ def is_excused(outcome: Outcome, around: Sequence[Trouble]) -> bool:
         cell = trouble.fault.cell
         if cell.target == SUPERVISOR:
             return True  # the run ends with it
-        if cell.target == "gateway" and cell.kind in _GATEWAY_ENDS:
+        if stage_of(cell.target) == "gateway" and cell.kind in _GATEWAY_ENDS:
             return True  # when it is told to end it refuses while it drains, and closes its connections
         if cell.phase == "drain":
             if outcome.status == 503 or (outcome.began_s >= trouble.began_s and not outcome.id):

@@ -36,8 +36,9 @@ def divided(method: str, shares: Mapping[str, int]) -> str:
 
 
 def processes(layout: str) -> list[tuple[str, int]]:
-    """Return the letters of each kind of process, and how many there are."""
-    return [("".join(STAGES[stage].letter for stage in process.stages), process.count) for process in parse_layout(layout)]
+    """Return the letters of each kind of process that computes, and how many there are."""
+    computing = [process for process in parse_layout(layout) if STAGES[process.stages[0]].can_scale]
+    return [("".join(STAGES[stage].letter for stage in process.stages), process.count) for process in computing]
 
 
 def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from ....schema.media import ItemShape, MediaSpan, SegmentShape
 from ....schema.rows import Phase
 from ...bus.messages import Computed, Failed, Granted, Prepared, Queued, Released, RequestSpec, SequenceSpec, ToActor, Unknown
+from ...bus.request_keys import gateway_of
 from ...bus.wire import encode
 from ...errors import RequestError
+from ...stage_table import InstanceId
 from ..caches.media_sharing import join, known_shapes, look_up
 from ..caches.prefix_cache import PagesToCome, set_keys
 from ..caches.snapshots import has_states, set_borders
@@ -19,7 +21,7 @@ from ..state.embedding_tracker import EmbeddingTracker, lay_out
 from ..state.records import Rehomed, Submitted
 from ..state.request import Request
 from ..state.row_record import MEMBER_BYTES, ItemRecord, RowRecord, SegmentRecord, encode_record
-from ..state.state import BY_RANK, GATEWAY, ControllerState
+from ..state.state import BY_RANK, ControllerState
 from .expansion import check_placeholders, expand, expanded_place
 from .kv_manager import grant_kv, wanted_kv
 from .lifecycle import end, fail, failed_message
@@ -46,7 +48,7 @@ def submit(state: ControllerState, generation: int, key: int, spec: RequestSpec,
             check_pixels(state, spec)
             check_served(state, spec)
         except RequestError as error:
-            state.send(GATEWAY, failed_message(state.epoch, key, error))
+            state.send(gateway_of(key), failed_message(state.epoch, key, error))
             return
         submitted = Submitted(key, generation, state.next_arrival, spec, now)
         request = state.make_request(submitted)
@@ -97,10 +99,10 @@ def probe_silent_requests(state: ControllerState, now: float) -> None:
     state.heard_s = min((request.last_heard_s for request in state.requests.values()), default=now)
 
 
-def cancel_older_gateways(state: ControllerState) -> None:
-    """End the requests of older gateway generations that the present one has not taken over: their clients are gone."""
-    current = state.actors.get(GATEWAY, 0)
-    for request in [request for request in state.requests.values() if request.gateway_generation < current]:
+def cancel_older_gateways(state: ControllerState, gateway: InstanceId) -> None:
+    """End the requests of older generations of this gateway that the present one has not taken over: their clients are gone."""
+    current = state.actors.get(gateway, 0)
+    for request in [r for r in state.requests.values() if r.gateway_generation < current and gateway_of(r.key) == gateway]:
         end(state, request)
 
 
@@ -320,8 +322,8 @@ def send_replies(state: ControllerState) -> None:
     waiting = sorted(state.waiting.values(), key=BY_RANK)
     position = {request.key: index for index, request in enumerate(waiting)}
     for key, generation in pending_replies.items():
-        if state.actors.get(GATEWAY) == generation:
-            state.send(GATEWAY, _answer(state, key, position))
+        if state.actors.get(gateway := gateway_of(key)) == generation:
+            state.send(gateway, _answer(state, key, position))
 
 
 def _answer(state: ControllerState, key: int, position: dict[int, int]) -> ToActor:

@@ -36,7 +36,6 @@ from .row_record import encode_record
 from .saved_index import SavedIndex
 
 BY_RANK = attrgetter("rank")
-GATEWAY = InstanceId("gateway")  # a run has one
 STUCK_S = 5.0  # the actor of a plan this old is absent or hangs: it uses no processor
 
 

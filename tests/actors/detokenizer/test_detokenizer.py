@@ -47,7 +47,7 @@ class Bench:
         self.restart()
 
     def restart(self) -> None:
-        self.detokenizer = Detokenizer(self.table, self.deltas, self.tokenizer)
+        self.detokenizer = Detokenizer(self.table, [self.deltas], self.tokenizer)
 
     def admit(self, row: int, key: int, stop: list[str] | None = None, sampling: Sampling | None = None, **more: bool) -> int:
         generation = self.table.begin(row)

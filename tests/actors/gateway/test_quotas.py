@@ -1,6 +1,8 @@
 """The limits of one key, by a clock of the test's own."""
 
 import asyncio
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,10 @@ from mmrt.actors.gateway.keys.api_keys import CLIENT
 from mmrt.actors.gateway.keys.authentication import limit
 from mmrt.actors.gateway.keys.key_file import ApiKey
 from mmrt.actors.gateway.keys.quotas import Quota, duration
+from mmrt.actors.gateway.keys.shared_counts import counts_in
 from mmrt.runtime.errors import RequestError
+from mmrt.shm.key_use import KeyUse
+from mmrt.shm.run_directory import RunDirectory
 
 
 def key(**limits: int) -> ApiKey:
@@ -55,6 +60,40 @@ def test_tokens_are_owed_and_paid_back() -> None:
     assert quota.headers(0.0)["X-RateLimit-Reset-Tokens"] == "1m30s"
     quota.begin(31.0)
     assert (quota.prompt_tokens, quota.completion_tokens) == (500, 400)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDirectory]:
+    with RunDirectory.create(tmp_path / "run", {}) as directory:
+        yield directory
+
+
+def test_the_limits_of_two_gateways_are_one(run: RunDirectory) -> None:
+    """Either lets in what the other has left; one that dies leaves nothing under way, and what it has spent."""
+    KeyUse.create(run)
+    limited = key(max_requests=3, requests_per_minute=6, tokens_per_minute=600)
+
+    def gateway(number: int) -> Quota:
+        use = KeyUse.attach(run)
+        use.begin(number)
+        return Quota(limited, 0.0, counts_in(use, number)("alice"))
+
+    first, second = gateway(0), gateway(1)
+    first.begin(0.0)
+    second.begin(0.0)
+    first.begin(0.0)
+    assert "3 requests at a time" in refusal(second, 0.0).message and first.num_open == 3
+    first.end()
+    second.begin(0.0)
+    second.spend(100, 400, 0.0)
+    assert first.headers(0.0)["X-RateLimit-Remaining-Tokens"] == "100" and first.headers(0.0)["X-RateLimit-Remaining-Requests"] == "2"
+    second = gateway(1)
+    assert first.num_open == second.num_open == 1
+    for _ in range(2):
+        second.begin(0.0)
+    second.end()
+    assert "6 requests per minute" in refusal(first, 0.0).message
+    assert Quota(limited, 0.0, counts_in(KeyUse.attach(run), 2)("bob")).num_open == 0, "another key has its own"
 
 
 def test_what_a_gateway_before_has_let_in_breaks_no_limit() -> None:

@@ -9,6 +9,7 @@ import pytest
 from mmrt.runtime.bus import messages as m
 from mmrt.runtime.bus import plans as p
 from mmrt.runtime.bus.media_work import estimated_work, is_large
+from mmrt.runtime.bus.request_keys import random_key
 from mmrt.runtime.controller.machine import LOOK_S, SOON_S, Controller
 from mmrt.runtime.controller.rows.kv_manager import wanted_kv
 from mmrt.runtime.controller.rows.lifecycle import preempt, reset_media
@@ -459,6 +460,18 @@ def test_a_new_gateway_takes_over_what_it_submits_again(stage: str) -> None:
     assert Ended(OTHER_KEY) in [e.record for e in effects if isinstance(e, WriteJournal)]
     assert sent(driver.receive("gateway", m.Delivered(2, KEY), 2).tick(), m.Released) == [m.Released(3, KEY)]
     finish_everything(driver)
+
+
+def test_each_request_is_its_own_gateways() -> None:
+    """The second gateway's successor ends what that one had, and nothing of the first."""
+    driver, second, key = Driver(), "gateway.1", random_key("gateway.1")
+    driver.submit(text(4), KEY)
+    driver.receive(second, m.Hello(second, 1, 1, True), 1)
+    sends = [e for e in driver.receive(second, m.Submit(1, key, text()), 1).tick() if isinstance(e, Send)]
+    assert [e.actor for e in sends if getattr(e.message, "key", 0) == key] == [second]
+    assert not [e for e in driver.receive("gateway", m.Cancel(1, key)).tick() if isinstance(e, WriteJournal)], "it is not its request"
+    driver.receive(second, m.Hello(second, 2, 1, True), 2).tick(5.0)
+    assert driver.state.requests.keys() == {KEY}
 
 
 @pytest.mark.parametrize("stage", STAGES[:-1])

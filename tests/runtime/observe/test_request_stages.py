@@ -159,7 +159,7 @@ EXPECTED = {"admission": 2, "prefill_queue": 1, "prefill": 6, "first_step_queue"
 @pytest.mark.parametrize("is_looked_at_often", [False, True])
 def test_a_request_is_followed_to_its_end(run: RunDirectory, writers: dict[str, FlightWriter], is_looked_at_often: bool) -> None:
     seen = Seen()
-    with closing(RequestFollower(run, ACTORS, NOW, seen.first_text, seen.over)) as follower:
+    with closing(RequestFollower(run, ACTORS, ("gateway", NOW), seen.first_text, seen.over)) as follower:
         write_request(writers, follower.look if is_looked_at_often else lambda: None)
         follower.look()
         follower.look()
@@ -169,7 +169,7 @@ def test_a_request_is_followed_to_its_end(run: RunDirectory, writers: dict[str, 
 def test_only_requests_of_this_gateway_count(run: RunDirectory, writers: dict[str, FlightWriter]) -> None:
     seen = Seen()
     write_request(writers)
-    with closing(RequestFollower(run, ACTORS, NOW, seen.first_text, seen.over)) as follower:
+    with closing(RequestFollower(run, ACTORS, ("gateway", NOW), seen.first_text, seen.over)) as follower:
         follower.look()
         assert seen.stages == [], "that was before this gateway"
         write_request({**writers, "gateway": FlightRecorder.attach(run, "gateway").writer(OLD)})
@@ -186,7 +186,7 @@ def test_requests_with_lost_records_are_left_out(run: RunDirectory, writers: dic
         for number in range(NUM_RECORDS + 1):
             writers["controller"].record(Kind.TICK, (90 + number) * MS)
 
-    with closing(RequestFollower(run, ACTORS, NOW, seen.first_text, seen.over)) as follower:
+    with closing(RequestFollower(run, ACTORS, ("gateway", NOW), seen.first_text, seen.over)) as follower:
         write_request(writers, flood)
         follower.look()
         assert seen.stages == [] and seen.ends == []
@@ -200,7 +200,7 @@ def test_prefill_may_draw_the_first_token(run: RunDirectory, writers: dict[str, 
     """Then no step of decode made it, not even one that began before the text was there."""
     seen = Seen()
     gateway, controller, prefill = (writers[name] for name in ("gateway", "controller", "prefill"))
-    with closing(RequestFollower(run, ACTORS, NOW, seen.first_text, seen.over)) as follower:
+    with closing(RequestFollower(run, ACTORS, ("gateway", NOW), seen.first_text, seen.over)) as follower:
         gateway.record(Kind.RECEIVED, 100 * MS, 0, KEY, 1, 2)
         controller.record(Kind.SUBMITTED, 101 * MS, 0, KEY, 9, 0)
         controller.record(Kind.ROW, 102 * MS, 0, KEY, ROW, 1)
@@ -218,7 +218,7 @@ def test_a_step_may_be_recorded_after_its_text(run: RunDirectory, writers: dict[
     """decode records a step at its end, and others are quicker than that."""
     seen = Seen()
     gateway, controller = writers["gateway"], writers["controller"]
-    with closing(RequestFollower(run, ACTORS, NOW, seen.first_text, seen.over)) as follower:
+    with closing(RequestFollower(run, ACTORS, ("gateway", NOW), seen.first_text, seen.over)) as follower:
         gateway.record(Kind.RECEIVED, 100 * MS, 0, KEY, 1, 2)
         controller.record(Kind.SUBMITTED, 101 * MS, 0, KEY, 9, 0)
         controller.record(Kind.ROW, 102 * MS, 0, KEY, ROW, 1)

@@ -34,10 +34,10 @@ class Gateway:
 
     @classmethod
     def of(cls, channel: socket.socket) -> "Gateway":
-        return cls(SimpleNamespace(channel=lambda: channel))  # type: ignore[arg-type]
+        return cls(SimpleNamespace(channel=lambda _: channel))  # type: ignore[arg-type]
 
-    def __init__(self, keeper: ConnectionKeeper) -> None:
-        self.channel = keeper.channel()
+    def __init__(self, keeper: ConnectionKeeper, number: int = 0) -> None:
+        self.channel = keeper.channel(number)
         GATEWAYS.append(self)
         self.channel.setblocking(False)
         self.held: dict[int, socket.socket] = {}
@@ -130,6 +130,35 @@ def test_a_successor_gets_all_connections_and_those_that_wait() -> None:
     asyncio.run(test())
 
 
+def test_two_gateways_share_the_connections() -> None:
+    """Each gets half, its successor gets its own alone, and what one leaves to the other is that one's, also while that is away."""
+
+    async def test() -> None:
+        async with keeping() as (keeper, connect):
+            first, second = await Gateway(keeper).adopt(), await Gateway(keeper, 1).adopt()
+            clients = []
+            for number in range(4):
+                clients.append(connect())
+                await (first, second)[number % 2].until(lambda number=number: number in (first, second)[number % 2].held)
+            second.close()
+            send(first.channel, Packet(Kind.MOVE, (2, 1, 0)))
+            await asyncio.sleep(0.02)
+            assert keeper.num_held == 4 and first.held.keys() == {0, 2}, "nobody else gets what is the second's"
+            second = await Gateway(keeper, 1).adopt()
+            assert second.held.keys() == {1, 2, 3}
+            second.held[2].sendall(b"moved")
+            assert await read(clients[2]) == b"moved"
+            send(second.channel, Packet(Kind.MOVE, (1, 0, 0)))
+            first.held.pop(2).close()
+            await first.until(lambda: 1 in first.held)
+            first.release(0)
+            assert await read(clients[0]) == b""
+            clients.append(connect())
+            await first.until(lambda: 0 in first.held)
+
+    asyncio.run(test())
+
+
 def test_a_released_connection_ends_for_its_client_and_its_record_is_empty() -> None:
     async def test() -> None:
         async with keeping() as (keeper, connect):
@@ -157,7 +186,7 @@ def test_a_debugger_gets_the_connections_too(tmp_path: Path) -> None:
         async with keeping() as (keeper, connect):
             starter = Starter.__new__(Starter)
             starter._run, starter._environment, starter._keeper, starter._lifeline = tmp_path, {}, keeper, -1
-            starter._answers = None
+            starter._answers, starter._key = None, ""
             with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
                 starter._listeners = [listener]
                 environment, fds = starter.inheritance(ActorSpec(name="gateway", command=(), listens=True), stack)
