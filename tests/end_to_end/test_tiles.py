@@ -18,23 +18,10 @@ from mmrt.tests.end_to_end.oracle import check_argmax
 from mmrt.tests.end_to_end.test_embedding_cache import KNOWN, Asked, work
 from mmrt.tests.end_to_end.test_media import image_part, num_prompt_tokens, picture, text, video
 from mmrt.tests.models.picture_families import PICTURE_FAMILIES
-from mmrt.tests.models.test_internvl import processor_of as internvl_processor
-from mmrt.tests.models.test_pixtral import processor_of as pixtral_processor
 from mmrt.tests.models.whole_prompts import bicubic
 from mmrt.tests.settings import ImportedLater
 
 transformers: Any = ImportedLater("transformers")
-
-
-def smolvlm(checkpoint: Path) -> Any:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    images = transformers.models.smolvlm.image_processing_pil_smolvlm.SmolVLMImageProcessorPil.from_pretrained(checkpoint)
-    length = json.loads((checkpoint / "processor_config.json").read_bytes())["image_seq_len"]
-    return transformers.Idefics3Processor(images, tokenizer, image_seq_len=length)
-
-
-PROCESSORS = {"smolvlm": smolvlm, "internvl": internvl_processor, "lighton_ocr": pixtral_processor, "mistral3": pixtral_processor}
-PROCESSORS |= {name: family.processor_of for name, family in PICTURE_FAMILIES.items()}
 
 
 class TiledOracle:
@@ -42,7 +29,7 @@ class TiledOracle:
 
     def __init__(self, checkpoint: Path) -> None:
         torch.set_num_threads(1)
-        self.processor = PROCESSORS[json.loads((checkpoint / "config.json").read_bytes())["model_type"]](checkpoint)
+        self.processor = PICTURE_FAMILIES[json.loads((checkpoint / "config.json").read_bytes())["model_type"]].processor_of(checkpoint)
         self.model = transformers.AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
     def inputs(self, content: list[dict[str, Any]], pictures: list[np.ndarray]) -> dict[str, Any]:
@@ -93,7 +80,7 @@ class Case(NamedTuple):
     oracle: TiledOracle
 
 
-@pytest.fixture(scope="module", params=["smolvlm", *also_slow(*(family for family in PROCESSORS if family != "smolvlm"))])
+@pytest.fixture(scope="module", params=["smolvlm", *also_slow(*(family for family in PICTURE_FAMILIES if family != "smolvlm"))])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoints: Callable[..., Any]) -> Iterator[Case]:
     with launching(tmp_path_factory, checkpoints) as start, pytest.MonkeyPatch.context() as patch:
         if request.param != "smolvlm":

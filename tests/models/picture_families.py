@@ -1,7 +1,9 @@
 """Families that see pictures, as ``test_picture_families`` and the runs of ``end_to_end/test_tiles`` know them: the processor
 of transformers, and what differs between them."""
 
+import importlib
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,6 +59,41 @@ def paddleocr_vl(checkpoint: Path) -> Any:
     return transformers.PaddleOCRVLProcessor(images, tokenizer)
 
 
+def internvl(checkpoint: Path) -> Any:
+    """Without its processor of videos, which wants torchvision."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    images = _images(checkpoint, "got_ocr2.image_processing_pil_got_ocr2", "GotOcr2ImageProcessorPil")
+    length = json.loads((checkpoint / "processor_config.json").read_bytes())["image_seq_length"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers.InternVLProcessor, "check_argument_for_proper_class", lambda *_: None)
+        return transformers.InternVLProcessor(images, tokenizer, image_seq_length=length)
+
+
+def smolvlm(checkpoint: Path) -> Any:
+    """Idefics3's: SmolVLM's writes pictures alike, and wants packages for videos."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    images = _images(checkpoint, "smolvlm.image_processing_pil_smolvlm", "SmolVLMImageProcessorPil")
+    length = json.loads((checkpoint / "processor_config.json").read_bytes())["image_seq_len"]
+    return transformers.Idefics3Processor(images, tokenizer, image_seq_len=length)
+
+
+def pixtral(checkpoint: Path) -> Any:
+    """transformers' class for Mistral 3 wants torchvision, and uses a function that the Pillow form has, too."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    images = _images(checkpoint, "pixtral.image_processing_pil_pixtral", "PixtralImageProcessorPil")
+    if json.loads((checkpoint / "config.json").read_bytes())["model_type"] == "lighton_ocr":
+        return transformers.LightOnOcrProcessor(images, tokenizer, patch_size=14, spatial_merge_size=2)
+    with pytest.MonkeyPatch.context() as patch:
+        module = "transformers.models.pixtral.image_processing_pixtral"
+        patch.setitem(sys.modules, module, sys.modules["transformers.models.pixtral.image_processing_pil_pixtral"])
+        processing = importlib.import_module("transformers.models.pixtral.processing_pixtral")
+    return processing.PixtralProcessor(images, tokenizer, patch_size=14, spatial_merge_size=2)
+
+
+def without_model(name: str) -> str:
+    return name.removeprefix("model.")
+
+
 def of_hub(name: str) -> str:
     """As files of hubs have them."""
     return name.replace("vision_tower.", "vision_tower.vision_model.")
@@ -64,8 +101,12 @@ def of_hub(name: str) -> str:
 
 def within_model(name: str) -> str:
     """With all but the head in ``model.``, as newer files have them."""
-    inner = f"model.{of_hub(name).replace('language_model.model.', 'language_model.')}"
+    inner = f"model.{name.replace('language_model.model.', 'language_model.')}"
     return inner.replace("model.language_model.lm_head.", "lm_head.")
+
+
+def of_hub_within_model(name: str) -> str:
+    return within_model(of_hub(name))
 
 
 def of_paddle(name: str) -> str:
@@ -87,9 +128,25 @@ _ONE_VISION: Sizes = (
     *((1, 1), (7, 400), (400, 7), (33, 21), (72, 72), (71, 73), (144, 72), (72, 144), (144, 144), (216, 432), (217, 431)),
     *((300, 41), (97, 203), (150, 31), (640, 480), (61, 999), (17, 23), (29, 290), (5000, 40), (215, 100)),
 )
+_SMOLVLM: Sizes = (
+    *((1, 1), (7, 400), (400, 3), (33, 21), (58, 58), (57, 59), (116, 58), (232, 232), (232, 174), (231, 175), (174, 175)),
+    *((300, 41), (97, 203), (150, 31), (640, 480), (61, 999), (17, 23), (29, 290)),
+)
+_INTERNVL: Sizes = (
+    *((1, 1), (7, 400), (400, 3), (33, 21), (56, 56), (57, 59), (112, 56), (112, 112), (80, 80), (79, 79), (158, 159), (56, 168)),
+    *((300, 41), (97, 203), (150, 31), (640, 480), (61, 999), (29, 290), (5000, 40), (40, 80), (39, 80)),
+)
+_PIXTRAL: Sizes = (
+    *((28, 28), (29, 27), (33, 61), (56, 56), (57, 59), (112, 56), (210, 210), (211, 209), (210, 30), (30, 210), (420, 300)),
+    *((300, 41), (97, 203), (150, 31), (640, 480), (400, 77), (69, 99), (29, 150), (43, 43), (42, 70)),
+)
 PICTURE_FAMILIES: Mapping[str, PictureFamily] = {
+    "smolvlm": PictureFamily(smolvlm, _SMOLVLM, (without_model,)),
+    "internvl": PictureFamily(internvl, _INTERNVL, (within_model,)),
+    "lighton_ocr": PictureFamily(pixtral, _PIXTRAL, (without_model,)),
+    "mistral3": PictureFamily(pixtral, _PIXTRAL, (within_model,)),
     "paddleocr_vl": PictureFamily(paddleocr_vl, _DOCUMENTS, (of_paddle,)),
-    "llava": PictureFamily(llava, _LLAVA, (of_hub, within_model)),
-    "llava_next": PictureFamily(llava, _LLAVA, (of_hub, within_model)),
-    "llava_onevision": PictureFamily(llava_onevision, _ONE_VISION, (of_hub, within_model)),
+    "llava": PictureFamily(llava, _LLAVA, (of_hub, of_hub_within_model)),
+    "llava_next": PictureFamily(llava, _LLAVA, (of_hub, of_hub_within_model)),
+    "llava_onevision": PictureFamily(llava_onevision, _ONE_VISION, (of_hub, of_hub_within_model)),
 }

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from mmrt.actors.host.media_rules import for_medium
 from mmrt.models.checkpoint.weights import read_weights
@@ -22,11 +22,10 @@ from mmrt.models.text.tokenizer import PromptGuard, Tokenizer
 from mmrt.models.towers.dispatch import Towers
 from mmrt.schema.media import MediaOptions, MediaSpan
 from mmrt.tests.models.conftest import Loaded, Prompt
+from mmrt.tests.models.picture_families import internvl as internvl_processor
 from mmrt.tests.models.whole_prompts import (
     bicubic,
-    check_greedy_tokens,
     check_logits_in_cuts,
-    check_rounded_logits,
     edited,
     noise,
     prompt_of,
@@ -35,10 +34,6 @@ from mmrt.tests.settings import ImportedLater
 
 transformers: Any = ImportedLater("transformers")
 TILE, PATCH, SIDE = 56, 14, 4  # of the tiny checkpoint
-PICTURES = (
-    *((1, 1), (7, 400), (400, 3), (33, 21), (56, 56), (57, 59), (112, 56), (112, 112), (80, 80), (79, 79), (158, 159), (56, 168)),
-    *((300, 41), (97, 203), (150, 31), (640, 480), (61, 999), (29, 290), (5000, 40), (40, 80), (39, 80)),
-)
 
 
 @pytest.fixture(scope="module")
@@ -50,43 +45,13 @@ def loaded(models: Callable[[str], Loaded]) -> Loaded:
 def processor(loaded: Loaded) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("transformers.image_processing_backends.np_resize", bicubic)
-        yield processor_of(loaded.path)
-
-
-def processor_of(checkpoint: Path) -> Any:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    images = transformers.models.got_ocr2.image_processing_pil_got_ocr2.GotOcr2ImageProcessorPil.from_pretrained(checkpoint)
-    length = json.loads((checkpoint / "processor_config.json").read_bytes())["image_seq_length"]
-    with pytest.MonkeyPatch.context() as patch:  # there is no processor of videos without torchvision
-        patch.setattr(transformers.InternVLProcessor, "check_argument_for_proper_class", lambda *_: None)
-        return transformers.InternVLProcessor(images, tokenizer, image_seq_length=length)
-
-
-@pytest.mark.parametrize("size", PICTURES)
-def test_pictures_become_transformers_pixels(loaded: Loaded, processor: Any, size: tuple[int, int]) -> None:
-    """To the last bit."""
-    prompt = prompt_of(loaded, processor, [noise(*size), "What?"])
-    (found,), (span,), rules = prompt.rows, prompt.spans, loaded.config.vision_rules
-    assert fault_of(loaded.config, "image", span.shape) == ""
-    theirs = prompt.reference_inputs["pixel_values"].numpy()
-    assert len(theirs) == len(found) == span.shape.grid[0]
-    mean, std = (np.repeat(np.array(numbers), PATCH**2) * 255 for numbers in (rules.image_mean, rules.image_std))
-    for ours, tile in zip(found, theirs, strict=True):
-        np.testing.assert_array_equal(ours, np.rint(in_order(tile) * std + mean))
+        yield internvl_processor(loaded.path)
 
 
 def in_order(tile: np.ndarray) -> np.ndarray:
     """float [3, TILE, TILE] as rows of patches, four of a token together."""
     half = SIDE // 2
     return tile.reshape(3, half, 2, PATCH, half, 2, PATCH).transpose(1, 4, 2, 5, 0, 3, 6).reshape(SIDE**2, -1)
-
-
-def test_whole_prompts_are_transformers(loaded: Loaded, processor: Any) -> None:
-    contents = [["only text"], *([noise(*size), "What is it?"] for size in PICTURES)]
-    contents += [["One", noise(30, 90), "\ntwo\n", noise(90, 300), " three."], [noise(9, 9), noise(100, 9)]]
-    for content in contents:
-        prompt = prompt_of(loaded, processor, content)
-        assert prompt.ids == prompt.reference_inputs["input_ids"][0].tolist()
 
 
 def video_prompt(loaded: Loaded, processor: Any, num_frames: int) -> Prompt:
@@ -132,30 +97,6 @@ def test_frames_are_transformers(loaded: Loaded) -> None:
     assert internvl.sample_frames(config, 100, 25.0).tolist() == [6, 18, 31, 43, 56, 68, 81, 93]
 
 
-def test_the_tower_equals_transformers(loaded: Loaded, processor: Any) -> None:
-    prompt = prompt_of(loaded, processor, [noise(75, 131), "and", noise(20, 20)])
-    with torch.inference_mode():
-        expected = loaded.reference.model.get_image_features(pixel_values=prompt.reference_inputs["pixel_values"]).pooler_output
-        ours = torch.cat([rows for found in loaded.encode(prompt) for rows in found])
-        torch.testing.assert_close(ours, expected.flatten(0, 1), rtol=1e-5, atol=1e-5)
-
-
-def test_logits_in_any_cuts(loaded: Loaded, processor: Any) -> None:
-    with torch.inference_mode():
-        prompt = prompt_of(loaded, processor, ["See", noise(61, 290), "and", noise(80, 58), "Compare."])
-        check_logits_in_cuts(loaded, loaded.reference, prompt)
-
-
-def test_greedy_tokens_equal_those_of_generate(loaded: Loaded, processor: Any) -> None:
-    with torch.inference_mode():
-        check_greedy_tokens(loaded, prompt_of(loaded, processor, [noise(131, 75), "Tell."]))
-
-
-@pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_logits_of_rounded_weights(loaded: Loaded, processor: Any, weights: Any) -> None:
-    check_rounded_logits(loaded, prompt_of(loaded, processor, [noise(131, 75), "Tell."]), weights)
-
-
 @pytest.mark.parametrize("decoder", ["llama", "qwen3", "qwen3_moe"])
 def test_each_decoder_behind_the_large_tower(loaded: Loaded, processor: Any, tmp_path: Path, decoder: str) -> None:
     """InternViT-6B has RMSNorms and norms of queries and keys; its files have no biases there."""
@@ -175,18 +116,6 @@ def test_each_decoder_behind_the_large_tower(loaded: Loaded, processor: Any, tmp
     other = Loaded(tmp_path / "made", found, internvl, weights, Towers(found, weights), made)  # type: ignore[arg-type]
     with torch.inference_mode():
         check_logits_in_cuts(other, made, prompt_of(other, processor, [noise(60, 111), "Tell."]), (4096,))
-
-
-def test_each_spelling_of_names(loaded: Loaded, tmp_path: Path) -> None:
-    """Hub files', and newer ones with all but the head in ``model.``."""
-    tensors, expected = load_file(loaded.path / "model.safetensors"), read_weights(loaded.path, loaded.config)
-    assert all(internvl.checkpoint_name(internvl.canonical_name(name)) == name for name in tensors)
-    assert "vision_tower.encoder.layer.0.attention.projection_layer.weight" in tensors
-    inner = {f"model.{name.replace('language_model.model.', 'language_model.')}": name for name in tensors}
-    inner = {name.replace("model.language_model.lm_head.", "lm_head."): of for name, of in inner.items()}
-    save_file({name: tensors[of] for name, of in inner.items()}, tmp_path / "model.safetensors")
-    found = read_weights(tmp_path, loaded.config)
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
 
 
 def test_the_files_tell_of_a_head_where_config_does_not(loaded: Loaded, tmp_path: Path) -> None:

@@ -1,18 +1,14 @@
 """LightOnOCR and Mistral 3 beside transformers: pictures in their own ratio of sides, prompts, tower, logits."""
 
-import importlib
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from mmrt.actors.host.media_rules import for_medium
 from mmrt.models.checkpoint.files import weight_files
@@ -21,16 +17,13 @@ from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError, UnsupportedMediaError
 from mmrt.models.families.item_check import fault_of
 from mmrt.models.families.registry import family_named
-from mmrt.models.lm.warm_up import warm_up_towers
 from mmrt.models.towers.dispatch import Towers
-from mmrt.models.towers.interface import TowerInput
 from mmrt.schema.media import MediaOptions
 from mmrt.tests.models.conftest import Loaded
+from mmrt.tests.models.picture_families import pixtral
 from mmrt.tests.models.whole_prompts import (
     bicubic,
-    check_greedy_tokens,
     check_logits_in_cuts,
-    check_rounded_logits,
     edited,
     noise,
     prompt_of,
@@ -39,10 +32,6 @@ from mmrt.tests.settings import ImportedLater
 
 transformers: Any = ImportedLater("transformers")
 PATCH, UNIT, EDGE = 14, 28, 210  # of the tiny checkpoints
-PICTURES = (
-    *((28, 28), (29, 27), (33, 61), (56, 56), (57, 59), (112, 56), (210, 210), (211, 209), (210, 30), (30, 210), (420, 300)),
-    *((300, 41), (97, 203), (150, 31), (640, 480), (400, 77), (69, 99), (29, 150), (43, 43), (42, 70)),
-)
 FAMILIES = ("lighton_ocr", "mistral3")
 
 
@@ -55,83 +44,7 @@ def loaded(request: pytest.FixtureRequest, models: Callable[[str], Loaded]) -> L
 def processor(loaded: Loaded) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("transformers.image_processing_backends.np_resize", bicubic)
-        yield processor_of(loaded.path)
-
-
-def processor_of(checkpoint: Path) -> Any:
-    """transformers' class for Mistral 3 wants torchvision, and uses a function that the Pillow form has, too."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    images = transformers.models.pixtral.image_processing_pil_pixtral.PixtralImageProcessorPil.from_pretrained(checkpoint)
-    if json.loads((checkpoint / "config.json").read_bytes())["model_type"] == "lighton_ocr":
-        return transformers.LightOnOcrProcessor(images, tokenizer, patch_size=PATCH, spatial_merge_size=2)
-    with pytest.MonkeyPatch.context() as patch:
-        module = "transformers.models.pixtral.image_processing_pixtral"
-        patch.setitem(sys.modules, module, sys.modules["transformers.models.pixtral.image_processing_pil_pixtral"])
-        processing = importlib.import_module("transformers.models.pixtral.processing_pixtral")
-    return processing.PixtralProcessor(images, tokenizer, patch_size=PATCH, spatial_merge_size=2)
-
-
-def in_order(picture: np.ndarray) -> np.ndarray:
-    """float [3, height, width] as rows of patches, four of a token together; sides are filled up to whole tokens."""
-    height, width = (-(-side // UNIT) * UNIT for side in picture.shape[1:])
-    filled = np.full((3, height, width), np.nan, picture.dtype)
-    filled[:, : picture.shape[1], : picture.shape[2]] = picture
-    blocks = filled.reshape(3, height // UNIT, 2, PATCH, width // UNIT, 2, PATCH)
-    return blocks.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, 3 * PATCH**2)
-
-
-@pytest.mark.parametrize("size", PICTURES)
-def test_pictures_become_transformers_pixels(loaded: Loaded, processor: Any, size: tuple[int, int]) -> None:
-    """To the last bit; what fills up an odd row or column of patches is black."""
-    prompt = prompt_of(loaded, processor, [noise(*size), "What?"])
-    ((rows,),), (span,), rules = prompt.rows, prompt.spans, loaded.config.vision_rules
-    assert fault_of(loaded.config, "image", span.shape) == ""
-    theirs = in_order(prompt.reference_inputs["pixel_values"][0].numpy())
-    mean, std = (np.repeat(np.array(numbers), PATCH**2) * 255 for numbers in (rules.image_mean, rules.image_std))
-    np.testing.assert_array_equal(rows, np.nan_to_num(np.rint(theirs * std + mean)))
-
-
-def test_whole_prompts_are_transformers(loaded: Loaded, processor: Any) -> None:
-    contents = [["only text"], *([noise(*size), "What is it?"] for size in PICTURES)]
-    contents += [["One", noise(30, 90), "\ntwo\n", noise(90, 300), " three."], [noise(39, 49), noise(100, 29)]]
-    for content in contents:
-        prompt = prompt_of(loaded, processor, content)
-        assert prompt.ids == prompt.reference_inputs["input_ids"][0].tolist()
-
-
-def test_the_tower_equals_transformers(loaded: Loaded, processor: Any) -> None:
-    """Also of several pictures at once, which do not see each other; some have an odd row of patches, some an odd column."""
-    for sizes in ([(75, 131), (29, 60)], [(131, 42)], [(300, 43)], [(41, 210), (70, 70), (56, 56)]):
-        prompt = prompt_of(loaded, processor, [noise(*size) for size in sizes])
-        with torch.inference_mode():
-            inputs = {name: prompt.reference_inputs[name] for name in ("pixel_values", "image_sizes")}
-            expected = torch.cat(list(loaded.reference.model.get_image_features(**inputs).pooler_output))
-            is_token = torch.tensor(prompt.ids) == loaded.config.image_token_id
-            at_once = [(span.shape.segments[0], found[0]) for span, found in zip(prompt.spans, prompt.rows, strict=True)]
-            parts = [TowerInput("image", rows, segment.grid, segment.details) for segment, rows in at_once]
-            ours = torch.cat(loaded.towers.encode(parts))
-            torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
-            assert len(ours) == is_token.sum()
-
-
-def test_logits_in_any_cuts(loaded: Loaded, processor: Any) -> None:
-    with torch.inference_mode():
-        prompt = prompt_of(loaded, processor, ["See", noise(61, 290), "and", noise(80, 58), "Compare."])
-        check_logits_in_cuts(loaded, loaded.reference, prompt)
-
-
-def test_greedy_tokens_equal_those_of_generate(loaded: Loaded, processor: Any) -> None:
-    with torch.inference_mode():
-        check_greedy_tokens(loaded, prompt_of(loaded, processor, [noise(131, 75), "Tell."]))
-
-
-@pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_logits_of_rounded_weights(loaded: Loaded, processor: Any, weights: Any) -> None:
-    check_rounded_logits(loaded, prompt_of(loaded, processor, [noise(131, 75), "Tell."]), weights)
-
-
-def test_the_first_launches(loaded: Loaded) -> None:
-    warm_up_towers(loaded.towers, loaded.config)
+        yield pixtral(loaded.path)
 
 
 def test_ministral(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
@@ -156,7 +69,7 @@ def test_ministral(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
     other = Loaded(tmp_path / "made", found, family_named("mistral3"), weights, Towers(found, weights), made)
     with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("transformers.image_processing_backends.np_resize", bicubic)
-        prompt = prompt_of(other, processor_of(tmp_path / "made"), ["a word " * 40, noise(60, 111), "and more of it " * 20])
+        prompt = prompt_of(other, pixtral(tmp_path / "made"), ["a word " * 40, noise(60, 111), "and more of it " * 20])
         assert 150 < len(prompt.ids) < 252
         check_logits_in_cuts(other, made, prompt, (4096,))
     config["text_config"] = {"model_type": "ministral3"}
@@ -165,22 +78,6 @@ def test_ministral(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
     found, theirs = load_model_config(tmp_path / "made"), transformers.AutoConfig.from_pretrained(tmp_path / "made").text_config
     assert (found.language.num_layers, found.language.intermediate_size) == (theirs.num_hidden_layers, theirs.intermediate_size)
     assert found.max_context == theirs.rope_parameters["original_max_position_embeddings"] and found.language.rms_norm_eps == 1e-5
-
-
-def test_each_spelling_of_names(loaded: Loaded, tmp_path: Path) -> None:
-    """With all but the head in ``model.``, and with none of it."""
-    family, tensors, expected = loaded.family, load_file(loaded.path / "model.safetensors"), read_weights(loaded.path, loaded.config)
-    assert all(family.checkpoint_name(family.canonical_name(name)) == name for name in tensors)
-    if loaded.config.family == "lighton_ocr":
-        assert "model.vision_encoder.patch_conv.weight" in tensors and "lm_head.weight" in tensors
-        others = {name.removeprefix("model."): name for name in tensors}
-    else:
-        assert "vision_tower.ln_pre.weight" in tensors and "language_model.lm_head.weight" in tensors
-        others = {f"model.{name.replace('language_model.model.', 'language_model.')}": name for name in tensors}
-        others = {name.replace("model.language_model.lm_head.", "lm_head."): of for name, of in others.items()}
-    save_file({name: tensors[of] for name, of in others.items()}, tmp_path / "model.safetensors")
-    found = read_weights(tmp_path, loaded.config)
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
 
 
 def test_weights_in_mistral_s_own_form(loaded: Loaded, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec.structs import replace
 
 from ....schema.media import ItemShape, MediaKind
@@ -18,6 +17,7 @@ from ...checkpoint.weight_specs import TensorSpec, language_specs, same
 from ...errors import CheckpointError, UnsupportedMediaError
 from ...media_config import VisionRules
 from .. import no_media, vit
+from ..added_tokens import read_added_tokens
 from ..family import CheckpointRecipe, made_recipes
 from ..fields import parse_dtype, parse_eos
 from ..qwen2_5 import fields, media, seeing
@@ -37,18 +37,6 @@ _TEXT = {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26
 _PROJECTION = "vision.merger.mm_input_projection_weight"
 _NORM = "vision.merger.mm_soft_emb_norm.weight"
 _HALF = (0.5, 0.5, 0.5)
-
-
-class _Added(msgspec.Struct):
-    id: int
-    content: str
-
-
-class _Tokenizer(msgspec.Struct):
-    added_tokens: list[_Added] = []
-
-
-_decode = msgspec.json.Decoder(_Tokenizer).decode
 
 
 def parse_config(files: CheckpointFiles) -> ModelConfig:
@@ -99,16 +87,10 @@ def _parse_tower(root: JsonObject, hidden_size: int, num_tokens: int) -> VitConf
 
 def _texts_of(path: Path, ids: tuple[int, ...]) -> list[str]:
     """Of tokens that stand at pictures. Raises CheckpointError."""
-    file = path / "tokenizer.json"
-    try:
-        known = {token.id: token.content for token in _decode(file.read_bytes()).added_tokens}
-        return [known[id] for id in ids]
-    except OSError as error:
-        raise CheckpointError(f"{file}: {error.strerror}; it names the tokens of pictures") from None
-    except msgspec.MsgspecError as error:
-        raise CheckpointError(f"{file}: no tokenizer: {error}") from None
-    except KeyError as error:
-        raise CheckpointError(f"{file}: added_tokens has no id {error}, which stands at pictures") from None
+    known = {id: text for text, id in read_added_tokens(path, "it names the tokens of pictures").items()}
+    if unknown := [id for id in ids if id not in known]:
+        raise CheckpointError(f"{path / 'tokenizer.json'}: added_tokens has no id {unknown[0]}, which stands at pictures")
+    return [known[id] for id in ids]
 
 
 def _parse_rules(files: CheckpointFiles, vision: VitConfig, num_tokens: int) -> VisionRules:

@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 
     from ...towers.interface import Tower
 
-_TOWER: dict[str, object] = {
-    **{"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "patch_size": 14},
-    "hidden_act": "gelu",
-}
 _LIGHTON_NAMES = {"vision_encoder.": "vision_tower.", "vision_projection.": "multi_modal_projector."}
 _BREAK, _END = "[IMG_BREAK]", "[IMG_END]"
 
@@ -46,7 +42,7 @@ class PixtralFamily:
 
     def __init__(self, name: str, decoders: tuple[str, ...], placeholder: int, activation: str, has_breaks: bool) -> None:
         self._name, self._decoders, self._placeholder, self._has_breaks = name, decoders, placeholder, has_breaks
-        self._tower = {**_TOWER, "hidden_act": activation}
+        self._activation = activation
 
     def parse_config(self, files: CheckpointFiles) -> ModelConfig:
         """Map config.json. Raises CheckpointError."""
@@ -58,7 +54,7 @@ class PixtralFamily:
             return parse_nested(text, is_tied)
 
         def parse_vision(own: JsonObject, hidden_size: int) -> PixtralConfig:
-            tower = parse_tower(root, text, hidden_size, self._tower)
+            tower = parse_tower(root, text, hidden_size, self._activation)
             return tower if self._has_breaks else processor_unit(files, tower)
 
         def parse_its_rules(files: CheckpointFiles, vision: object) -> VisionRules:

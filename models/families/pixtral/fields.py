@@ -12,7 +12,7 @@ from ..qwen2_5 import fields
 from ..text.ropes import rope_fields
 from ..vit import parse_steps
 
-_BASE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "hidden_act": "gelu"}
+_SIZES = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
 _MOST_EDGE = 4096  # of a picture once it is resized
 
 
@@ -25,10 +25,11 @@ class PixtralConfig(VisionConfig, frozen=True, kw_only=True):
     merger_bias: bool = False
 
 
-def parse_tower(root: JsonObject, text: JsonObject, hidden_size: int, defaults: dict[str, object]) -> PixtralConfig:
-    """``vision_config``; ``defaults``: where it has nothing. Raises CheckpointError."""
+def parse_tower(root: JsonObject, text: JsonObject, hidden_size: int, activation_without: str) -> PixtralConfig:
+    """``vision_config``; ``activation_without``: of the tower where there is none. Raises CheckpointError."""
     vision = root.object("vision_config")
-    vision = vision.with_defaults({**(_BASE | {"patch_size": 16} if vision.data else defaults), "model_type": "pixtral"})
+    patch, activation = (16, "gelu") if vision.data else (14, activation_without)
+    vision = vision.with_defaults({**_SIZES, "patch_size": patch, "hidden_act": activation, "model_type": "pixtral"})
     vision.text("model_type", choices=("pixtral",))
     root.text("projector_hidden_act", default="gelu", choices=("gelu",))
     if (layer := root.data.get("vision_feature_layer", -1)) != -1:
