@@ -42,6 +42,8 @@ FAMILIES: dict[str, Entry] = {
     "phi3": Entry(lambda: _text().PHI3, ("phi3",)),
     "glm": Entry(lambda: _text().GLM, ("glm",)),
     "glm4": Entry(lambda: _text().GLM4, ("glm4",)),
+    "ernie4_5": Entry(lambda: _text().ERNIE4_5, ("ernie4_5",)),
+    "seed_oss": Entry(lambda: _text().SEED_OSS, ("seed_oss",)),
     "qwen2": Entry(lambda: _text().QWEN2, ("qwen2",)),
     "qwen3": Entry(lambda: _text().QWEN3, ("qwen3",)),
     "qwen3_moe": Entry(lambda: _text().QWEN3_MOE, ("qwen3_moe",)),

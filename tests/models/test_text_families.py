@@ -21,7 +21,7 @@ from mmrt.models.make.checkpoint import make_checkpoint, write_configs
 
 DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 PART_FAMILIES = ("phi3", "glm", "glm4")  # of whose heads a part may turn
-TEXT_FAMILIES = (*DENSE_FAMILIES, "smollm3", *PART_FAMILIES, "qwen3_moe")
+TEXT_FAMILIES = (*DENSE_FAMILIES, "smollm3", "ernie4_5", "seed_oss", *PART_FAMILIES, "qwen3_moe")
 ORIGINAL, CONTEXT = 64, 256  # tokens that ropes were trained with, and that they are to reach
 LENGTH, PAGE_TOKENS = 200, 8
 SIZES: dict[str, Any] = {
@@ -190,6 +190,39 @@ def test_biases_of_glm(tmp_path: Path, family: str) -> None:
     assert not config.language.heads.bias and config.language.layers[0].has_output_norms == (family == "glm4")
 
 
+def test_biases_of_seed_oss(tmp_path: Path) -> None:
+    for has_biases in (True, False):
+        config = check(tmp_path, save(tmp_path, "seed_oss", attention_bias=has_biases, attention_out_bias=not has_biases))
+        assert config.language.heads.bias == has_biases != config.language.heads.output_bias
+
+
+@pytest.mark.parametrize(("family", "size", "billions"), [("ernie4_5", "0.3b", 0.3607), ("seed_oss", "36b", 36.15)])
+def test_published_sizes(sized: Callable[[str, str], int], family: str, size: str, billions: float) -> None:
+    assert sized(family, size) / 1e9 == pytest.approx(billions, rel=0.001)
+
+
+def test_what_published_files_leave_out(tmp_path: Path) -> None:
+    """ERNIE's and Seed's classes have values of their own."""
+    import transformers
+
+    save(tmp_path, "llama")
+    for family in ("ernie4_5", "seed_oss"):
+        left_out = (
+            "num_key_value_heads",
+            "rms_norm_eps",
+            "head_dim",
+            "max_position_embeddings",
+            "tie_word_embeddings",
+            "attention_bias",
+        )
+        edit(tmp_path, model_type=family, **dict.fromkeys(left_out, ABSENT), num_attention_heads=8)
+        found, theirs = load_model_config(tmp_path).language, transformers.AutoConfig.from_pretrained(tmp_path)
+        assert found.heads.head_dim == theirs.head_dim == 128 and found.heads.num_kv_heads == theirs.num_key_value_heads
+        assert found.rms_norm_eps == theirs.rms_norm_eps and found.tie_embeddings == theirs.tie_word_embeddings
+        assert found.ropes[0].theta == theirs.rope_parameters["rope_theta"]
+        assert found.heads.bias == getattr(theirs, "attention_bias", False)
+
+
 def test_fields_as_transformers_4_wrote_them(tmp_path: Path) -> None:
     rope = {name: value for name, value in ROPES["llama3"].items() if name != "rope_type"}
     reference = save(tmp_path, "llama", rope_parameters={"rope_theta": 5000.0, **ROPES["llama3"]})
@@ -277,6 +310,8 @@ def test_greedy_tokens_equal_those_of_generate(tmp_path: Path) -> None:
         ("llama", {"rope_parameters": None, "rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_theta is 1"),
         ("qwen3", {"layer_types": "sliding_attention"}, "layer_types is 'sliding_attention', expected a list of names"),
         ("qwen3", {"quantization_config": {"quant_method": "quip"}}, "quip"),
+        ("ernie4_5", {"use_bias": True}, "use_bias is true; a feed-forward with biases"),
+        ("seed_oss", {"mlp_bias": True}, "mlp_bias is true"),
         ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads is 3, which does not divide"),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),

@@ -1,5 +1,5 @@
-"""The families of text alone: Llama and its like (SmolLM2), SmolLM3, Mistral, Phi-3 and Phi-4, GLM-4, Qwen2 and Qwen3, the last also
-with experts. As transformers' models of these names."""
+"""The families of text alone: Llama and its like (SmolLM2), SmolLM3, Mistral, Phi-3 and Phi-4, GLM-4, ERNIE 4.5, Seed-OSS, Qwen2
+and Qwen3, the last also with experts. As transformers' models of these names."""
 
 from collections.abc import Mapping
 
@@ -36,6 +36,6 @@ class TextFamily:
     video_with_sound = staticmethod(no_media.video_with_sound)
 
 
-LLAMA, MISTRAL, PHI3, GLM, GLM4, SMOLLM3, QWEN2, QWEN3, QWEN3_MOE = map(
-    TextFamily, ("llama", "mistral", "phi3", "glm", "glm4", "smollm3", "qwen2", "qwen3", "qwen3_moe")
+LLAMA, MISTRAL, PHI3, GLM, GLM4, SMOLLM3, QWEN2, QWEN3, QWEN3_MOE, ERNIE4_5, SEED_OSS = map(
+    TextFamily, ("llama", "mistral", "phi3", "glm", "glm4", "smollm3", "qwen2", "qwen3", "qwen3_moe", "ernie4_5", "seed_oss")
 )

@@ -101,6 +101,16 @@ def _tiny_glm(has_biases: bool) -> _Shape:
     return _Shape("float32", 900, {**sizes, "head_dim": 64, "attention_bias": has_biases, "tie_word_embeddings": False})
 
 
+def _ernie(dtype: str, num_merges: int, head_dim: int, *sizes: int) -> _Shape:
+    others = {"head_dim": head_dim, "use_bias": False, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+    return _Shape(dtype, num_merges, {**_sizes(*sizes, context=131072, theta=5e5), **others})
+
+
+def _seed(dtype: str, num_merges: int, head_dim: int, *sizes: int) -> _Shape:
+    others = {"head_dim": head_dim, "attention_bias": True, "attention_out_bias": False, "tie_word_embeddings": False}
+    return _Shape(dtype, num_merges, {**_sizes(*sizes, context=524288, theta=1e7), **others})
+
+
 _TINY_LLAMA = _sizes(1216, 128, 256, 4, 4, 2, context=8192, theta=10000.0)
 _TINY_LLAMA["rope_parameters"] |= {**_LLAMA_3, "original_max_position_embeddings": 256}
 _SHAPES = {  # of the published models: hidden size, that of the feed-forward, layers, heads, heads of keys and values
@@ -141,6 +151,14 @@ _SHAPES = {  # of the published models: hidden size, that of the feed-forward, l
         "9b": _glm(32768, False, 1e-5, 4096, 13696, 40, 32, 2),
         "32b": _glm(32768, False, 1e-5, 6144, 23040, 61, 48, 2),
     },
+    "ernie4_5": {
+        "tiny": _ernie("float32", 900, 64, 1216, 128, 256, 4, 4, 2),
+        "0.3b": _ernie("bfloat16", 8000, 128, 103424, 1024, 3072, 18, 16, 2),
+    },
+    "seed_oss": {
+        "tiny": _seed("float32", 900, 64, 1216, 128, 256, 4, 4, 2),
+        "36b": _seed("bfloat16", 8000, 128, 155136, 5120, 27648, 64, 80, 8),
+    },
     "qwen2": {
         "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, context=8192, theta=1e6), "tie_word_embeddings": True}),
         "0.5b": _qwen2(151936, True, 896, 4864, 24, 14, 2),
@@ -179,6 +197,8 @@ _ARCHITECTURES = {
     "phi3": "Phi3ForCausalLM",
     "glm": "GlmForCausalLM",
     "glm4": "Glm4ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",

@@ -9,7 +9,7 @@ from ...checkpoint.json_fields import JsonObject
 from ..experts import parse_experts
 from ..fields import parse_attention, parse_fused_mlps
 from .checkpoint import Reading
-from .ropes import parse_glm_rope, parse_phi3_rope, parse_rope, turn_but_for_some
+from .ropes import parse_ernie_rope, parse_glm_rope, parse_phi3_rope, parse_rope, turn_but_for_some
 from .windows import windows_by_layer, windows_everywhere, windows_if_named, windows_if_used
 
 
@@ -48,6 +48,18 @@ def _glm_attention(config: JsonObject) -> AttentionConfig:
     return replace(parse_attention(config, default_head_dim=128, default_kv_heads=2), bias=has_biases, output_bias=False)
 
 
+def _ernie_attention(config: JsonObject) -> AttentionConfig:
+    if config.boolean("use_bias", default=False):
+        raise config.error("use_bias", "is true; a feed-forward with biases is not supported")
+    return replace(parse_attention(config, default_head_dim=128, default_kv_heads=2), bias=False, output_bias=False)
+
+
+def _seed_attention(config: JsonObject) -> AttentionConfig:
+    has_biases, has_output_bias = (config.boolean(f"attention_{name}", default=name == "bias") for name in ("bias", "out_bias"))
+    mixer = _llama_attention(config.over({"head_dim": 128, "num_key_value_heads": 8}))
+    return replace(mixer, bias=has_biases, output_bias=has_output_bias)
+
+
 def _smollm3_attention(config: JsonObject) -> AttentionConfig:
     if config.boolean("use_sliding_window", default=False):
         raise config.error("use_sliding_window", "is true, which is not supported")
@@ -67,6 +79,8 @@ READINGS = {
     "glm": _GLM,
     "glm4": _GLM._replace(has_output_norms=True),
     "smollm3": _SMOLLM3,
+    "ernie4_5": Reading(_ernie_attention, 131072, ropes=parse_ernie_rope, epsilon=1e-5, is_tied=True),
+    "seed_oss": Reading(_seed_attention, 524288),
     "qwen2": Reading(_qwen2_attention, max_positions=32768, windows=windows_by_layer),
     "qwen3": Reading(_qwen3_attention, max_positions=32768, windows=windows_by_layer),
     "qwen3_moe": Reading(_qwen3_moe_attention, 32768, feed_forwards=parse_experts, windows=windows_if_used),

@@ -61,6 +61,11 @@ def parse_partial_rope(text: JsonObject, head_dim: int, max_positions: int) -> R
     return _of_part(parse_turns(text, turning := parse_turning(text, head_dim), max_positions), turning, head_dim)
 
 
+def parse_ernie_rope(text: JsonObject, head_dim: int, max_positions: int) -> RopeConfig:
+    """Heads turn in neighbouring pairs. Raises CheckpointError."""
+    return replace(parse_rope(text, head_dim, max_positions, default_theta=5e5), has_neighbours=True)
+
+
 def parse_glm_rope(text: JsonObject, head_dim: int, max_positions: int) -> RopeConfig:
     """Half of each head turns where the file does not say, in neighbouring pairs. Raises CheckpointError."""
     turning = parse_turning(text, head_dim, default=0.5)
