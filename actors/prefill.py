@@ -49,7 +49,7 @@ def main(actor: Actor) -> None:
     layout = actor.wait_for_layout()
     shared = SharedTensors(actor)
     kv = PagePool.attach(actor.run, actor.kv_pool, "fill")
-    model = open_language_model(actor, shared, kv, layout.kv_page_tokens)
+    model = open_language_model(actor, shared, kv, layout)
     embeddings = open_embedding_pages(actor.model, PagePool.attach(actor.run, "embedding", "read"), shared)
     shared.close()
     completion = Completion(shared.device)
@@ -155,7 +155,8 @@ class PrefillWorker:
         state = StateRefs(chunk.state_from, chunk.state_to, chunk.log, tuple(chunk.snapshots))
         runs = [] if chunk.member else whole_runs(self._config.language, spec.spans)
         pictures = within(runs, chunk.start, chunk.end)
-        return Chunk(embeds, positions, chunk.start, torch.from_numpy(block_table), state, deep, ids, pictures)
+        windows = torch.from_numpy(self._table.window_pages(chunk.row, chunk.member)[:num_pages].astype(np.int64))
+        return Chunk(embeds, positions, chunk.start, torch.from_numpy(block_table), state, deep, ids, pictures, windows)
 
     def _ids(self, spec: SequenceSpec, chunk: PrefillChunk) -> NDArray[np.int64]:
         """Ids [start, end) of the prompt followed by the generated ids."""

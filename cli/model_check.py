@@ -178,13 +178,16 @@ def _add_memory(report: Report, plan: Plan, model: ModelConfig, memory_bytes: in
         report.problems.append(report.shortage)
     kv_token = model.kv_page_bytes(layout.kv_page_tokens) / layout.kv_page_tokens
     report.add("KV cache", f"{kv_token / 1024:.1f} KiB for a token, in {layout.kv_dtype}")
-    for name, text in _rows(layout, model.max_context):
+    if layout.has_windows:
+        apart = layout.pools["window"].page_bytes / layout.kv_page_tokens
+        report.add("", f"of these {apart / 1024:.1f} KiB for the last {model.language.window} tokens of a request alone")
+    for name, text in _rows(layout, model.max_context, model.language.window):
         report.add(name, text)
 
 
-def _rows(layout: MemoryLayout, max_context: int) -> Iterator[tuple[str, str]]:
+def _rows(layout: MemoryLayout, max_context: int, window: int) -> Iterator[tuple[str, str]]:
     """Yield a line for each length of requests: how many of them fit at once. A row has two recurrent states and a log, if the model
-    has some."""
+    has some; and pages of its ``window`` where these lie in a pool of their own."""
     pools = [pool for name, pool in layout.pools.items() if is_kv_pool(name)]
     most, states = layout.num_rows, 0
     if layout.has_states:
@@ -194,8 +197,11 @@ def _rows(layout: MemoryLayout, max_context: int) -> Iterator[tuple[str, str]]:
     name = "at once"
     for context in contexts:
         num_pages = -(-context // layout.kv_page_tokens)
-        rows = min(most, sum(pool.num_pages // num_pages for pool in pools))
-        yield name, f"{rows:>4} of {context:>7} tokens, {_size(num_pages * pools[0].page_bytes + states)} each"
+        rows, size = min(most, sum(pool.num_pages // num_pages for pool in pools)), num_pages * pools[0].page_bytes + states
+        if layout.has_windows:
+            windows, num_live = layout.pools["window"], min(num_pages, -(-window // layout.kv_page_tokens) + 1)
+            rows, size = min(rows, windows.num_pages // num_live), size + num_live * windows.page_bytes
+        yield name, f"{rows:>4} of {context:>7} tokens, {_size(size)} each"
         name = ""
 
 

@@ -206,8 +206,10 @@ def _worker(
         encoder = EncoderWorker(towers, pools["patch"], HostEmbeddingPages(model, pools["embedding"]), completion)
         return lambda: encoder.execute
     page_tokens = config.memory.kv_page_tokens
-    if pools["kv"].page_bytes != model.kv_page_bytes(page_tokens):
-        expected = model.kv_page_bytes(page_tokens)
+    expected, apart = model.kv_page_bytes(page_tokens), model.window_page_bytes(page_tokens)
+    if apart and pools["kv"].page_bytes == expected - apart:
+        raise UserError("plans of prefill cannot be done again where layers with a window have pages of their own: a capture has none")
+    if pools["kv"].page_bytes != expected:
         raise CheckpointError(f"{path}: its KV pages have {expected} bytes, those of the capture {pools['kv'].page_bytes}")
     language_model = build_language_model(model, weights, torch.from_numpy(pools["kv"].data), page_tokens)
     prefill = PrefillWorker(model, language_model, table, HostEmbeddingPages(model, pools["embedding"]), page_tokens, completion)

@@ -24,6 +24,8 @@ DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8"
 KV_ALIGNMENT = 32  # bytes, of a layer's part of a quantized page: see kv_pages
 GROUP_ALIGNMENT = 64  # bytes, of a group's part of a page that has several
 MASKED_TOKENS = 64  # of a step on a GPU that all experts of a layer multiply at once
+LEAST_WINDOW_CHUNK = 512  # tokens: shorter chunks of a prompt take noticeably longer
+MOST_PICTURE = 1120  # tokens of a picture that sees itself, as Gemma 4 has it: a chunk holds all of it
 PACKED_GROUP = 32  # values with one scale and zero in an int4 page that is packed, or a head if that has no such groups
 
 
@@ -170,6 +172,21 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
                 groups[key] = KvGroup(heads, (*groups[key].layers, index) if key in groups else (index,))
         return tuple(groups.values())
 
+    @property
+    def window(self) -> int:
+        """Tokens that layers attend to that have a window, the most of all; 0: none has one."""
+        return max((group.heads.window for group in self.kv_groups), default=0)
+
+    @property
+    def window_chunk(self) -> int:
+        """The most tokens of a prompt's chunk where layers with a window have pages of their own."""
+        return max(self.window, LEAST_WINDOW_CHUNK, MOST_PICTURE if self.sees_pictures else 0) if self.window else 0
+
+    @property
+    def has_windows_apart(self) -> bool:
+        """Whether pages of layers with a window can lie in a pool of their own: others attend to all."""
+        return len({bool(group.heads.window) for group in self.kv_groups}) == 2
+
     def kv_place(self, index: int) -> KvPlace:
         """Of a layer that attends."""
         mixer = self.layers[index].mixer
@@ -296,6 +313,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def kv_page_bytes(self, page_tokens: int) -> int:
         """Bytes of one KV page: all layers' K and V of ``page_tokens`` tokens."""
         return sum(kv_part_bytes(self.language, page_tokens, DTYPE_BYTES[self.dtype], self.kv_dtype))
+
+    def window_page_bytes(self, page_tokens: int) -> int:
+        """Bytes of it that layers with a window have, where they can have pages of their own; else 0."""
+        if not self.language.has_windows_apart:
+            return 0
+        sizes = kv_part_bytes(self.language, page_tokens, DTYPE_BYTES[self.dtype], self.kv_dtype)
+        return sum(size for size, group in zip(sizes, self.language.kv_groups, strict=True) if group.heads.window)
 
     def packed_page_bytes(self, page_tokens: int, packed: TransferDType) -> int:
         """Bytes of one KV page that is packed for its way to another pool; 0 where none are. See ``lm.kv_packing``."""

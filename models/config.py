@@ -103,6 +103,9 @@ def facts_of(config: ModelConfig, kv_page_tokens: int, kv_transfer_dtype: Transf
         log_bytes=states.log_bytes if states is not None else 0,
         state_grid=GRID if states is not None else 0,
         gpu_fault=gpu_fault(config),
+        window_page_bytes=config.window_page_bytes(kv_page_tokens),
+        window_tokens=config.language.window,
+        window_chunk_tokens=config.language.window_chunk,
     )
 
 

@@ -19,6 +19,11 @@ def log_pool(kv: PoolName) -> PoolName:
     return kv.replace("kv", "log", 1)
 
 
+def window_pool(kv: PoolName) -> PoolName:
+    """Return the name of the pool beside a KV pool with the pages of layers that attend to a window."""
+    return kv.replace("kv", "window", 1)
+
+
 def kind_of_pool(name: PoolName) -> PoolName:
     """Return what a pool's pages hold, as the name of the first such pool: "kv" for that of every device."""
     return name.partition(".")[0]
@@ -29,10 +34,12 @@ def is_kv_pool(name: PoolName) -> bool:
     return kind_of_pool(name) == "kv"
 
 
-def pools_of(num_devices: int, has_states: bool = False) -> tuple[PoolName, ...]:
-    """Return all pools of a run. ``has_states``: its model has recurrent states."""
+def pools_of(num_devices: int, has_states: bool = False, has_windows: bool = False) -> tuple[PoolName, ...]:
+    """Return all pools of a run. ``has_states``: its model has recurrent states. ``has_windows``: layers with a window have pages of
+    their own."""
     kv = tuple(map(kv_pool, range(num_devices)))
-    return "media", "patch", "embedding", *kv, *(map(state_pool, kv) if has_states else ()), *(map(log_pool, kv) if has_states else ())
+    beside = (*((state_pool, log_pool) if has_states else ()), *((window_pool,) if has_windows else ()))
+    return "media", "patch", "embedding", *kv, *(name(pool) for name in beside for pool in kv)
 
 
 def packed_pool(pool: PoolName) -> str:

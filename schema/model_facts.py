@@ -7,8 +7,9 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """A model's memory needs: bytes of a KV page, of an embedding row, of the longest patch or mel row, of a prompt token in
     prefill, of a row's logits, of the weights, and of a KV page that is packed, or 0 where none are; tokens of context; and
     whether it takes media. Of a model with recurrent states: bytes of one, and of a log; and the tokens between two of a sequence that
-    are kept, 0 without any. Of one with experts: bytes that these take in a step on a GPU, else 0. And what of it no kernel for a GPU
-    computes, or ""."""
+    are kept, 0 without any. Of one with experts: bytes that these take in a step on a GPU, else 0. What of it no kernel for a GPU
+    computes, or "". Of one whose layers with a window can have pages of their own: bytes of a KV page that are theirs, tokens of the
+    longest window, and of the longest chunk of a prompt."""
 
     kv_page_bytes: int
     embedding_row_bytes: int
@@ -24,11 +25,20 @@ class ModelFacts(msgspec.Struct, frozen=True):
     state_grid: int = 0
     step_bytes: int = 0
     gpu_fault: str = ""
+    window_page_bytes: int = 0
+    window_tokens: int = 0
+    window_chunk_tokens: int = 0
 
     @property
     def kv_room_bytes(self) -> int:
         """Bytes of a page of a KV pool, and of its packed one."""
         return self.kv_page_bytes + self.packed_page_bytes
+
+    def kv_bytes(self, num_tokens: int, page_tokens: int) -> int:
+        """Bytes of the KV pages that a request of so many tokens keeps, with pages of their own for layers with a window."""
+        num_pages = -(-num_tokens // page_tokens)
+        num_left = max(0, num_pages - -(-self.window_tokens // page_tokens) - 1) if self.window_page_bytes else 0
+        return num_pages * self.kv_page_bytes - num_left * self.window_page_bytes
 
     @property
     def member_bytes(self) -> int:

@@ -5,7 +5,14 @@ import msgspec
 from ..schema.policy_report import NO_POLICY_YET, PolicyReport
 from .published import Published
 
-WAITING_FOR = {"row": "rows", "media": "media pages", "kv": "KV pages", "state": "states", "log": "states"}
+WAITING_FOR = {
+    "row": "rows",
+    "media": "media pages",
+    "kv": "KV pages",
+    "window": "KV pages",
+    "state": "states",
+    "log": "states",
+}
 """Words for what requests can wait for: rows, or pages of a kind of pool."""
 
 

@@ -51,6 +51,7 @@ class _Fields:
         self.owners = layout.add(rows, np.uint64)
         self.num_pages = layout.add((rows, NUM_MEMBERS), np.uint64)
         self.num_source_pages = layout.add((rows, NUM_MEMBERS), np.uint64)
+        self.num_window_pages = layout.add((rows, NUM_MEMBERS), np.uint64)
         self.prefilled = layout.add((rows, NUM_MEMBERS), np.uint64)
         self.state_table = layout.add((rows, NUM_MEMBERS, 2), np.int64)
         self.snapshot_page = layout.add((rows, NUM_MEMBERS), np.int64)
@@ -62,6 +63,7 @@ class _Fields:
         self.ends = layout.add(rows, np.uint64)
         self.block_table = layout.add((rows, NUM_MEMBERS, max_pages), np.uint32)
         self.source_table = layout.add((rows, NUM_MEMBERS, max_pages), np.uint32)
+        self.window_table = layout.add((rows, NUM_MEMBERS, max_pages), np.uint32)
         self.prompt = layout.add((rows, NUM_MEMBERS, max_context), np.int32)
         self.ids = layout.add((rows, max_context), np.int32)
         self.specs = layout.add((rows, max_spec_bytes), np.uint8)
@@ -72,13 +74,14 @@ class SequenceTable:
     """Words and arrays (R rows, M = 2 members):
 
     written by the controller: ``generation`` [R], ``phases`` [R] (generation << 8 | Phase), ``owners`` [R] (generation << 8 |
-    number of the decode actor + 1, or 0: none), ``num_pages`` and ``num_source_pages`` [R, M], ``prefilled`` [R, M] (slot << 32 |
-    tokens) uint64; ``state_table`` [R, M, 2] int64: pages of recurrent states, ``snapshot_page`` [R, M]: of one that the cache has,
-    and ``log_page`` [R, M] int64, of the pools beside that in which the row is decoded, -1: none; ``source_states`` [R, M, 4]: the same
-    (states, log, snapshot) where its prompt is prefilled, if elsewhere. The slot says which state is that of the prefilled tokens' last
-    border: the first, the second, or the snapshot (``SNAPSHOT_SLOT``), until more are prefilled;
+    number of the decode actor + 1, or 0: none), ``num_pages``, ``num_source_pages`` and ``num_window_pages`` [R, M], ``prefilled``
+    [R, M] (slot << 32 | tokens) uint64; ``state_table`` [R, M, 2] int64: pages of recurrent states, ``snapshot_page`` [R, M]: of one
+    that the cache has, and ``log_page`` [R, M] int64, of the pools beside that in which the row is decoded, -1: none;
+    ``source_states`` [R, M, 4]: the same (states, log, snapshot) where its prompt is prefilled, if elsewhere. The slot says which state
+    is that of the prefilled tokens' last border: the first, the second, or the snapshot (``SNAPSHOT_SLOT``), until more are prefilled;
     ``block_table`` and ``source_table`` [R, M, max_pages] uint32: pages of the pool in which the row is decoded, and of the one in
-    which its prompt is prefilled, where that is another; ``prompt`` [R, M, max_context] int32;
+    which its prompt is prefilled, where that is another; ``window_table`` alike: pages of the pool of layers with a window, of which
+    those before the window are of others by now; ``prompt`` [R, M, max_context] int32;
     written by decode: ``counts`` [R] (generation << 32 | committed ids), ``ends`` [R] (generation << 32 | EndCode) uint64;
     ``ids`` [R, max_context] int32. ``logprobs`` are those of ids and prompts, ``vectors`` are pooled from prompts, where
     somebody asks.
@@ -96,6 +99,7 @@ class SequenceTable:
         self.owners: NDArray[np.uint64] = segment.field(fields.owners)
         self.num_pages: NDArray[np.uint64] = segment.field(fields.num_pages)
         self.num_source_pages: NDArray[np.uint64] = segment.field(fields.num_source_pages)
+        self.num_window_pages: NDArray[np.uint64] = segment.field(fields.num_window_pages)
         self.prefilled: NDArray[np.uint64] = segment.field(fields.prefilled)
         self.state_table: NDArray[np.int64] = segment.field(fields.state_table)
         self.snapshot_page: NDArray[np.int64] = segment.field(fields.snapshot_page)
@@ -103,6 +107,7 @@ class SequenceTable:
         self.source_states: NDArray[np.int64] = segment.field(fields.source_states)
         self.block_table: NDArray[np.uint32] = segment.field(fields.block_table)
         self.source_table: NDArray[np.uint32] = segment.field(fields.source_table)
+        self.window_table: NDArray[np.uint32] = segment.field(fields.window_table)
         self.prompt: NDArray[np.int32] = segment.field(fields.prompt)
         self.counts: NDArray[np.uint64] = segment.field(fields.counts)
         self.ends: NDArray[np.uint64] = segment.field(fields.ends)
@@ -114,6 +119,7 @@ class SequenceTable:
         self._owner = _word(fields.owners)
         self._num_pages = _word(fields.num_pages)
         self._num_source_pages = _word(fields.num_source_pages)
+        self._num_window_pages = _word(fields.num_window_pages)
         self._count = _word(fields.counts)
         self._end = _word(fields.ends)
         self._spec_word = _word(fields.spec_words)
@@ -150,9 +156,9 @@ class SequenceTable:
 
     def close(self) -> None:
         """Drop the table's own views; the memory stays mapped while others are around."""
-        del self.generation, self.phases, self.owners, self.num_pages, self.num_source_pages, self.prefilled
+        del self.generation, self.phases, self.owners, self.num_pages, self.num_source_pages, self.num_window_pages, self.prefilled
         del self.state_table, self.snapshot_page, self.log_page, self.source_states
-        del self.block_table, self.source_table, self.prompt, self.counts, self.ends, self.ids
+        del self.block_table, self.source_table, self.window_table, self.prompt, self.counts, self.ends, self.ids
         self.logprobs.close()
         self.vectors.close()
         self._segment.close()
@@ -174,7 +180,7 @@ class SequenceTable:
     def clear_pages(self, row: int) -> None:
         """Empty the row's tables of pages: nothing is prefilled."""
         self._check_row(row)
-        self.num_pages[row] = self.num_source_pages[row] = self.prefilled[row] = 0
+        self.num_pages[row] = self.num_source_pages[row] = self.num_window_pages[row] = self.prefilled[row] = 0
         self.state_table[row] = self.snapshot_page[row] = self.log_page[row] = self.source_states[row] = -1
 
     def clear_source(self, row: int) -> None:
@@ -249,6 +255,10 @@ class SequenceTable:
     def append_source_pages(self, row: int, member: int, pages: Sequence[int]) -> None:
         """Grow a member's source table in the same way. Raises: ValueError above ``max_pages``."""
         self._append(self.source_table, self._num_source_pages, row, member, pages)
+
+    def append_window_pages(self, row: int, member: int, pages: Sequence[int]) -> None:
+        """Grow a member's table of windows in the same way. Raises: ValueError above ``max_pages``."""
+        self._append(self.window_table, self._num_window_pages, row, member, pages)
 
     def _append(self, table: NDArray[np.uint32], counts: int, row: int, member: int, pages: Sequence[int]) -> None:
         self._check_row(row)
@@ -384,6 +394,17 @@ class SequenceTable:
         count = self._segment.words[self._num_source_pages + row * NUM_MEMBERS + member]
         fence()
         return self.source_table[row, member, :count]
+
+    def window_pages(self, row: int, member: int) -> NDArray[np.uint32]:
+        """A member's table of windows as far as it is filled: a view."""
+        count = self._segment.words[self._num_window_pages + row * NUM_MEMBERS + member]
+        fence()
+        return self.window_table[row, member, :count]
+
+    def num_writable_pages(self, rows: int | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Pages per member [..., M] up to which decode can go on: of block tables, and of those of windows where there are such."""
+        num_pages, num_windows = self.num_pages[rows].astype(np.int64), self.num_window_pages[rows].astype(np.int64)
+        return np.where(num_windows > 0, np.minimum(num_pages, num_windows), num_pages)
 
     def prefill_pages(self, row: int, member: int) -> NDArray[np.uint32]:
         """The pages in which a member is prefilled: those of the source table, if there are any, else of the block table. A view."""

@@ -10,6 +10,7 @@ from ...runtime.controller.rows.progress import IdSpan, Progress
 from ...runtime.controller.state.effects import (
     AppendPages,
     AppendSourcePages,
+    AppendWindowPages,
     BeginRow,
     ClearPages,
     ClearPlan,
@@ -58,14 +59,15 @@ class ControllerIO:
         cache: Path | None = None,
         *,
         has_states: bool = False,
+        has_windows: bool = False,
     ) -> None:
         """``actors``: those of the run, in the order of their numbers. More may come behind them. ``cache``: where the configuration
-        has the files of saved pages. ``has_states``: its model has recurrent states."""
+        has the files of saved pages. ``has_states``: its model has recurrent states. ``has_windows``: see ``pools_of``."""
         self.actors = actors
         self.table = SequenceTable.attach(run)
         self.plans = PlanTable.attach(run)
         self.gaps = StepGaps.attach(run)
-        self.pools = {name: PagePool.attach(run, name, "grant") for name in pools_of(num_devices, has_states)}
+        self.pools = {name: PagePool.attach(run, name, "grant") for name in pools_of(num_devices, has_states, has_windows)}
         self.secret = page_secret(run.path)
         self._bell = Ringer(run, "detokenizer")
         self._run, self._cache = run.path, cache
@@ -114,6 +116,8 @@ class ControllerIO:
                 table.append_pages(row, member, pages)
             case AppendSourcePages(row, member, pages):
                 table.append_source_pages(row, member, pages)
+            case AppendWindowPages(row, member, pages):
+                table.append_window_pages(row, member, pages)
             case ClearSource(row):
                 table.clear_source(row)
             case ClearPages(row):
@@ -155,7 +159,8 @@ class ControllerIO:
             prefilled, slots = table.num_prefilled(row), table.state_slots(row)
             readers = table.state_pages, table.source_state_pages
             states = [(StatePages(*read(row, 0)), StatePages(*read(row, 1))) for read in readers]
-            words = tables, prefilled, committed, end_code, state, ids, owner, source, *states, slots
+            windows = (table.window_pages(row, 0).tolist(), table.window_pages(row, 1).tolist())
+            words = tables, prefilled, committed, end_code, state, ids, owner, source, *states, slots, windows
             rows.append(RowSnapshot(row, generation, phase, *words))
         plans = [PlanSnapshot(plan.slot, plan.plan_id, self.actors[plan.actor], plan.payload) for plan in self.plans.live()]
         generations = {name: pool.generations.tolist() for name, pool in self.pools.items()}

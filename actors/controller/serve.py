@@ -60,7 +60,7 @@ async def serve(actor: Actor) -> None:
     actors = ActorTable.attach(actor.run, writable=False)
     cache = cache_directory(actor.config)
     names, num_devices = tuple(map(InstanceId, actors.actors)), actor.config.num_kv_pools
-    io = ControllerIO(actor.run, names, num_devices, cache, has_states=layout.has_states)
+    io = ControllerIO(actor.run, names, num_devices, cache, has_states=layout.has_states, has_windows=layout.has_windows)
     files = SavedFiles(actor.run.path, cache)
     saved = files.look()
     status = actor.become_active()

@@ -157,12 +157,12 @@ class Batch:
 
     def fits(self, table: SequenceTable, page_tokens: int, ahead: int = 0) -> bool:
         """True if every sequence has a page for the token that it feeds next, or for the one ``ahead`` further."""
-        tokens = table.num_pages[self.row_N].astype(np.int64) * page_tokens - ahead
+        tokens = table.num_writable_pages(self.row_N) * page_tokens - ahead
         return bool((tokens[:, 0] >= self.length_N).all() and (tokens[self.pair_P, 1] >= self.companion_length_P).all())
 
     def room(self, table: SequenceTable, page_tokens: int, number: int) -> int:
         """Return for how many tokens more than the next one a member has pages, and its answer has room."""
-        pages = table.num_pages[self.row_N[number]].astype(np.int64) * page_tokens
+        pages = table.num_writable_pages(int(self.row_N[number])) * page_tokens
         room = min(int(pages[0]) - int(self.length_N[number]), int(self.max_new_N[number] - self.count_N[number]) - 1)
         for companion in np.flatnonzero(self.pair_P == number).tolist():
             room = min(room, int(pages[1]) - int(self.companion_length_P[companion]))

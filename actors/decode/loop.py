@@ -74,6 +74,7 @@ def main(actor: Actor) -> None:
         launches_ahead=may_launch,
         grammars=compiler,
         lookup=lookup,
+        has_windows=layout.has_windows,
     )
     actor.open_turn(completion.wait)
     wait(prepared)

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...models.architecture import ModelConfig
@@ -50,11 +51,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Input of a step besides ids: positions and lengths [S], block tables [S, pages], draws, recurrent states, guesses."""
+    """Input of a step besides ids: positions and lengths [S], block tables [S, pages], those of windows, draws, recurrent states,
+    guesses."""
 
     positions: Tensor
     lengths: Tensor
     block_tables: Tensor
+    window_tables: Tensor | None
     draws: Draws
     states: StepStates | None
     guesses: Guesses | None
@@ -91,8 +94,10 @@ class RunningSet:
         launches_ahead: bool = False,
         grammars: Grammars | None = None,
         lookup: PromptLookup | None = None,
+        has_windows: bool = False,
     ) -> None:
-        """``grammars`` may be None where no row has one. ``lookup``: its guesses are checked."""
+        """``grammars`` may be None where no row has one. ``lookup``: its guesses are checked. ``has_windows``: layers with a window
+        have pages of their own."""
         self._config = config
         self._completion = completion
         self._launches_ahead = launches_ahead
@@ -104,7 +109,7 @@ class RunningSet:
         self._drawn_eos = [id for id in config.eos_token_ids if id < config.language.vocab_size]
         self._table = table
         self._page_tokens = page_tokens
-        self._has_states = state_layout(config) is not None
+        self._has_states, self._has_windows = state_layout(config) is not None, has_windows
         assert not (launches_ahead and self._has_states), (
             "a step launched ahead would overwrite entries of logs that a repeated one reads"
         )
@@ -352,7 +357,7 @@ class RunningSet:
 
     def _has_pages(self, member: Member) -> bool:
         spec = member.spec
-        capacity = self._table.num_pages[member.row].astype(np.int64) * self._page_tokens
+        capacity = self._table.num_writable_pages(member.row) * self._page_tokens
         if spec.num_companion_tokens and capacity[1] < spec.num_companion_tokens + member.count:
             return False
         return bool(capacity[0] >= spec.num_prompt_tokens + member.count)
@@ -380,7 +385,8 @@ class RunningSet:
         return _Step(
             torch.from_numpy(position_S).expand(3, -1),
             torch.from_numpy(length_S),
-            torch.from_numpy(self._block_tables(row_S, member_S, length_S)),
+            torch.from_numpy(self._tables(self._table.block_table, row_S, member_S, length_S)),
+            torch.from_numpy(self._tables(self._table.window_table, row_S, member_S, length_S)) if self._has_windows else None,
             batch.draws(ahead),
             step_states(self._table, row_S, member_S, length_S, self._page_tokens) if self._has_states else None,
             guesses,
@@ -391,7 +397,7 @@ class RunningSet:
         more = () if guesses is None else (guesses.id_G, guesses.id_G[guesses.paired])
         ids = torch.from_numpy(np.concatenate((batch.input_N, batch.companion_input_P, *more)))
         rows = None if states is None else states.rows
-        logits_SV = self._model.decode(ids, step.positions, step.lengths, step.block_tables, rows)
+        logits_SV = self._model.decode(ids, step.positions, step.lengths, step.block_tables, rows, step.window_tables)
         if states is not None and states.full:  # a commit makes these states valid, so they are written before
             self._model.fold(states.borders, states.full_rows, states.targets)
         changes = None if batch.rules is None else batch.rules.changes()
@@ -399,7 +405,7 @@ class RunningSet:
         drawn = self._drawing.draw(logits_SV[:num_sequences], step.draws, batch.penalties, changes)
         return _Launched(drawn, guesses, logits_SV[num_sequences:])
 
-    def _block_tables(self, row_S: Ints, member_S: Ints, length_S: Ints) -> Ints:
+    def _tables(self, table: NDArray[np.uint32], row_S: Ints, member_S: Ints, length_S: Ints) -> Ints:
         """[S, pages of the longest], int64; entries behind a sequence's own pages are not read."""
         used = -(-int(length_S.max()) // self._page_tokens)
-        return self._table.block_table[row_S, member_S, :used].astype(np.int64)
+        return table[row_S, member_S, :used].astype(np.int64)

@@ -237,8 +237,9 @@ class CpuAttention:
         pages = block_tables[:, first_page : first_page + num_pages]
         mask, first = None, max(longest - window, 0) - skipped if size == 1 else 0
         if size > 1:
-            owned = torch.arange(num_pages) * self._page_tokens < lengths.unsqueeze(1)
-            pages = torch.where(owned, pages, pages[:, :1])
+            starts, last = torch.arange(num_pages) * self._page_tokens, (lengths - 1).unsqueeze(1) // self._page_tokens
+            is_read = (starts < lengths.unsqueeze(1)) & (starts + self._page_tokens > (lengths - window).unsqueeze(1))
+            pages = torch.where(is_read, pages, pages.gather(1, last))
             tokens = torch.arange(longest)
             hidden = (tokens >= lengths.unsqueeze(1)) | (tokens < (lengths - window).unsqueeze(1))
             mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))

@@ -119,8 +119,17 @@ class DecodeGraphs:
         self._model.fold(borders, states, targets)
 
     @torch.inference_mode()
-    def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor, states: StateRows | None = None) -> Tensor:
-        """As ``Decoder.decode``, after ``capture_all``; the logits are overwritten by the next step. No model on CUDA has states.
+    def decode(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        lengths: Tensor,
+        block_tables: Tensor,
+        states: StateRows | None = None,
+        window_tables: Tensor | None = None,
+    ) -> Tensor:
+        """As ``Decoder.decode``, after ``capture_all``; the logits are overwritten by the next step. No model on CUDA has states or
+        windows.
 
         Raises: ValueError for more than ``max_rows`` rows.
         """

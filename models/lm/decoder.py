@@ -38,7 +38,8 @@ class Chunk:
     ``state``: for a model with recurrent states; ``start`` is a border then.
     deep [n, D, H]: what is added to the residual stream after layers 0 to D - 1; 0 for text. ids int64 [n]: for a model with
     ``LanguageConfig.per_layer``. ``pictures``: those that have tokens here, [start, end) in the sequence, for a model whose pictures
-    see themselves; none may reach beyond the chunk.
+    see themselves; none may reach beyond the chunk. ``window_table``: as ``block_table``, of the pool of layers with a window, where
+    they have one; entries before the window of the chunk's first token are arbitrary.
     """
 
     embeds: Tensor
@@ -49,6 +50,7 @@ class Chunk:
     deep: Tensor | None = None
     ids: Tensor | None = None
     pictures: tuple[tuple[int, int], ...] = ()
+    window_table: Tensor | None = None
 
 
 class Decoder(Protocol):
@@ -73,12 +75,21 @@ class Decoder(Protocol):
         """hidden [n, H] of ``prefill`` -> float32 [n, V]: of the token after each."""
         ...
 
-    def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor, states: StateRows | None = None) -> Tensor:
+    def decode(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        lengths: Tensor,
+        block_tables: Tensor,
+        states: StateRows | None = None,
+        window_tables: Tensor | None = None,
+    ) -> Tensor:
         """One step: logits float32 [B, V] of the token after each sequence's input token.
 
         ids int64 [B]; positions int64 [3, B]; lengths int64 [B], the input token included: its K and V go to index length - 1;
         block_tables int64 [B, P], P at least the pages of the longest sequence; entries after a row's own pages are arbitrary.
-        ``states``: for a model with recurrent states. A step that is done again from what it read gives the same bits.
+        ``states``: for a model with recurrent states. ``window_tables``: as ``block_tables``, see ``Chunk``. A step that is done again
+        from what it read gives the same bits.
         """
         ...
 

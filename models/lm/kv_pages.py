@@ -1,14 +1,16 @@
 """Pages of the KV cache: the layout and number format of a token's K and V.
 
 A page is the parts of groups of layers that attend alike, one behind the other; where there are several, each is a multiple of 64
-bytes. A group's part is [layers, part]: a part for each layer that has K and V of its own. It has K and V of the page's tokens,
-[page_tokens, 2 (K, V), num_kv_heads, head_dim] in the model's dtype; a token's K and V lie side by side, as the fused projection makes
-them. In a quantized cache (KQ1) they are int8 or float8_e4m3fn, the largest magnitude of each head being the largest of that type; the
-scales follow them, float32 [2, num_kv_heads, page_tokens]: those that a kernel needs for a tile of tokens are neighbours. Parts of
-layers are whole sectors of 32 bytes then.
+bytes. Those of groups with a window may be pages of a pool of their own (``LanguageConfig.has_windows_apart``). A group's part is
+[layers, part]: a part for each layer that has K and V of its own. It has K and V of the page's tokens, [page_tokens, 2 (K, V),
+num_kv_heads, head_dim] in the model's dtype; a token's K and V lie side by side, as the fused projection makes them. In a quantized
+cache (KQ1) they are int8 or float8_e4m3fn, the largest magnitude of each head being the largest of that type; the scales follow them,
+float32 [2, num_kv_heads, page_tokens]: those that a kernel needs for a tile of tokens are neighbours. Parts of layers are whole sectors
+of 32 bytes then.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -38,15 +40,24 @@ class KvPages:
     """
 
     def __init__(
-        self, config: LanguageConfig, kv: Tensor, page_tokens: int, dtype: torch.dtype, kv_dtype: KvDType = "auto", group: int = 0
+        self,
+        config: LanguageConfig,
+        kv: Tensor,
+        page_tokens: int,
+        dtype: torch.dtype,
+        kv_dtype: KvDType = "auto",
+        group: int = 0,
+        beside: Sequence[int] | None = None,
     ) -> None:
-        """``kv`` uint8 [num_pages, page_bytes], contiguous; it is shared with other processes and written in place."""
+        """``kv`` uint8 [num_pages, page_bytes], contiguous; it is shared with other processes and written in place. ``beside``: the
+        groups whose parts its pages have; None: all."""
         self.heads, layers = config.kv_groups[group]
         self.page_tokens, self.dtype, self.num_layers = page_tokens, dtype, len(layers)
         self._stored = STORED.get(kv_dtype, dtype)
         self._shape = page_tokens, 2, self.heads.num_kv_heads, self.heads.head_dim
         self._is_quantized = kv_dtype != "auto"
-        start = sum(kv_part_bytes(config, page_tokens, dtype.itemsize, kv_dtype)[:group])
+        sizes = kv_part_bytes(config, page_tokens, dtype.itemsize, kv_dtype)
+        start = sum(size for number, size in enumerate(sizes[:group]) if beside is None or number in beside)
         num_bytes = self.num_layers * kv_layer_bytes(self.heads, page_tokens, dtype.itemsize, kv_dtype)
         parts = kv[:, start : start + num_bytes]
         parts = (parts if self._is_quantized else parts.view(dtype)).view(kv.shape[0], self.num_layers, -1)
@@ -56,10 +67,24 @@ class KvPages:
 
     @classmethod
     def of_groups(
-        cls, config: LanguageConfig, kv: Tensor, page_tokens: int, dtype: torch.dtype, kv_dtype: KvDType = "auto"
+        cls,
+        config: LanguageConfig,
+        kv: Tensor,
+        page_tokens: int,
+        dtype: torch.dtype,
+        kv_dtype: KvDType = "auto",
+        windows: Tensor | None = None,
     ) -> "list[KvPages]":
-        """The parts of all groups."""
-        return [cls(config, kv, page_tokens, dtype, kv_dtype, group) for group in range(len(config.kv_groups))]
+        """The parts of all groups. ``windows``: pages of those that attend to a window, as ``kv``; None: they lie in ``kv``, too."""
+        groups = range(len(config.kv_groups))
+        if windows is None:
+            return [cls(config, kv, page_tokens, dtype, kv_dtype, group) for group in groups]
+        apart = [group for group in groups if config.kv_groups[group].heads.window]
+        rest = [group for group in groups if group not in apart]
+        pools = [(windows, apart) if group in apart else (kv, rest) for group in groups]
+        return [
+            cls(config, pool, page_tokens, dtype, kv_dtype, group, beside) for group, (pool, beside) in zip(groups, pools, strict=True)
+        ]
 
     def write(self, layer: int, places: tuple[Tensor, Tensor], kv_NR: Tensor) -> None:
         """Store K and V [N, 2 x num_kv_heads x head_dim], finite, at ``places``: pages and slots in them, int64 [N] each."""

@@ -27,13 +27,19 @@ __all__ = ["Chunk", "Decoder", "LanguageModel", "build_language_model"]
 
 
 def build_language_model(
-    config: ModelConfig, weights: dict[str, Tensor], kv: Tensor, page_tokens: int, states: StatePools | None = None
+    config: ModelConfig,
+    weights: dict[str, Tensor],
+    kv: Tensor,
+    page_tokens: int,
+    states: StatePools | None = None,
+    windows: Tensor | None = None,
 ) -> Decoder:
     """The model of this configuration. ``kv`` uint8 [num_pages, config.kv_page_bytes(page_tokens)]; ``states`` of a model that has some
-    (``state_layout``)."""
+    (``state_layout``). ``windows`` [num_pages, config.window_page_bytes(page_tokens)]: pages of layers with a window, which ``kv`` then
+    lacks."""
     if config.null is not None:
         return NullModel(config, config.null)
-    return LanguageModel(config, weights, kv, page_tokens, states=states)
+    return LanguageModel(config, weights, kv, page_tokens, states=states, windows=windows)
 
 
 class LanguageModel:
@@ -47,6 +53,7 @@ class LanguageModel:
         page_tokens: int,
         make_operations: MakeOperations = operations_for,
         states: StatePools | None = None,
+        windows: Tensor | None = None,
     ) -> None:
         language = config.language
         self._device = kv.device
@@ -55,7 +62,8 @@ class LanguageModel:
         self._head: Matrix = self._embeddings if language.tie_embeddings else table_of(weights, "lm_head")
         self._embedding_scale = torch.tensor(language.embedding_scale, dtype=self._dtype).item()
         self._softcap = language.final_softcap
-        pages = KvPages.of_groups(language, kv, page_tokens, self._dtype, config.kv_dtype)
+        pages = KvPages.of_groups(language, kv, page_tokens, self._dtype, config.kv_dtype, windows)
+        self._are_apart = [windows is not None and bool(group.heads.window) for group in language.kv_groups]
         self._operations = make_operations(language, pages, None if states is None else DeltaPages(config, states))
         self._attentions, self._delta = self._operations.attentions, self._operations.delta
         inputs = language.per_layer
@@ -71,8 +79,10 @@ class LanguageModel:
         self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None, ends: Collection[int] = ()
     ) -> list[Tensor]:
         spans = [(chunk.start, chunk.start + chunk.embeds.shape[0]) for chunk in chunks]
-        for attention in self._attentions:
-            attention.begin_prefill(spans, [chunk.block_table for chunk in chunks], [chunk.pictures for chunk in chunks])
+        tables = [chunk.block_table for chunk in chunks]
+        for attention, is_apart in zip(self._attentions, self._are_apart, strict=True):
+            theirs = [chunk.window_table for chunk in chunks if chunk.window_table is not None] if is_apart else tables
+            attention.begin_prefill(spans, theirs, [chunk.pictures for chunk in chunks])
         if self._delta is not None:
             self._delta.begin_prefill(spans, [chunk.state or StateRefs() for chunk in chunks])
         self._operations.begin(torch.cat([chunk.positions for chunk in chunks], 1).to(self._device))
@@ -98,8 +108,10 @@ class LanguageModel:
         assert self._delta is None, "a step appends to the log of a recurrent state, which begins behind the prompt"
         lengths = [chunk.start + chunk.embeds.shape[0] for chunk in chunks]
         tables = pad_sequence([chunks[index].block_table for index in ends], batch_first=True)
-        for attention in self._attentions:
-            attention.begin_decode(torch.tensor([lengths[index] for index in ends]), tables)
+        windows = [chunk.window_table for chunk in map(chunks.__getitem__, ends) if chunk.window_table is not None]
+        for attention, is_apart in zip(self._attentions, self._are_apart, strict=True):
+            theirs = pad_sequence(windows, batch_first=True) if is_apart else tables
+            attention.begin_decode(torch.tensor([lengths[index] for index in ends]), theirs)
         self._operations.begin(torch.cat([chunks[index].positions[:, -1:] for index in ends], 1))
         last = torch.tensor([chunk.embeds.shape[0] for chunk in chunks]).cumsum(0)[ends] - 1
         hidden, normed = hidden[last], normed[last]
@@ -109,9 +121,18 @@ class LanguageModel:
         return list(torch.split(normed, 1))
 
     @torch.inference_mode()
-    def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor, states: StateRows | None = None) -> Tensor:
-        for attention in self._attentions:
-            attention.begin_decode(lengths, block_tables)
+    def decode(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        lengths: Tensor,
+        block_tables: Tensor,
+        states: StateRows | None = None,
+        window_tables: Tensor | None = None,
+    ) -> Tensor:
+        for attention, is_apart in zip(self._attentions, self._are_apart, strict=True):
+            assert not is_apart or window_tables is not None, "a model with pages of windows"
+            attention.begin_decode(lengths, window_tables if is_apart and window_tables is not None else block_tables)
         if self._delta is not None:
             assert states is not None, "a model with recurrent states"
             self._delta.begin_decode(lengths, states)

@@ -34,7 +34,15 @@ class NullModel:
     def fold(self, borders: Sequence[int], states: StateRows, targets: Sequence[int]) -> None:
         """It has no states."""
 
-    def decode(self, ids: Tensor, positions: Tensor, lengths: Tensor, block_tables: Tensor, states: StateRows | None = None) -> Tensor:
+    def decode(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        lengths: Tensor,
+        block_tables: Tensor,
+        states: StateRows | None = None,
+        window_tables: Tensor | None = None,
+    ) -> Tensor:
         end = time.monotonic() + self._times.step_ms / 1e3
         spoken = min(_SPOKEN, self._config.language.vocab_size)
         following = (ids * 31 + lengths * 17 + 7) % spoken

@@ -288,7 +288,7 @@ class Controller:
         page_tokens, never = state.limits.kv_page_tokens, state.limits.max_context
         # half the time in which a row could use up the pages that it has
         for request in [r for r in decoding if r.answer.committed >= r.derived.short_at and r.derived.grow_at < never]:
-            tokens = len(request.kv.tables[0]) * page_tokens - request.kv.lengths[0] - request.answer.committed
+            tokens = request.kv.reach(0) * page_tokens - request.kv.lengths[0] - request.answer.committed
             tokens_per_s = 2 * (request.answer.rate or FAST_RATE)
             if request.answer.rate:
                 request.derived.short_at = request.answer.committed + int(tokens - LOOK_S * tokens_per_s)

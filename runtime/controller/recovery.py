@@ -23,6 +23,7 @@ from .plans.plan_dispatch import adopt_plan
 from .rows.expansion import expand
 from .rows.intake import prompts_of, set_layout
 from .rows.lifecycle import settle
+from .rows.windows import restore_windows
 from .scheduling.facts import Cost
 from .scheduling.guidance import num_pages, wanted_pages
 from .scheduling.types import Limits, SegmentStage
@@ -55,6 +56,7 @@ class RowSnapshot(NamedTuple):
     states: tuple[StatePages, StatePages] = NO_STATES
     source_states: tuple[StatePages, StatePages] = NO_STATES
     slots: tuple[int, int] = (0, 0)
+    windows: tuple[list[int], list[int]] = ([], [])
 
 
 class PlanSnapshot(NamedTuple):
@@ -95,6 +97,7 @@ def recover(limits: Limits, epoch: int, snapshot: RunSnapshot) -> Controller:
     targets = [target for inflight in state.plans.values() for target in inflight.plan.targets()]
     for request in state.requests_in_rows():
         _normalise(state, request, targets)
+        restore_windows(state, request)
     _restore_ledgers(state, snapshot.page_keys)
     for request in state.requests_in_rows():
         if not request.ending:
@@ -127,7 +130,7 @@ def _restore_row(state: ControllerState, row: RowSnapshot) -> None:
     if is_over:
         request.begin_end()
     request.ownership.give(row.decode)
-    request.kv.restore(row.block_tables, row.source_tables, row.prefilled, row.states, row.source_states, row.slots)
+    request.kv.restore(row.block_tables, row.source_tables, row.prefilled, row.states, row.source_states, row.slots, row.windows)
     request.answer.restore(row.committed, row.ids, row.end_code)
     state.rows[row.row] = request
 

@@ -17,7 +17,7 @@ from ..bus.plan_base import PlanKind
 from ..pools import pools_of
 from ..stage_table import MAX_INSTANCES, STAGES, SUPERVISOR, stage_of
 
-POOL_NAMES = pools_of(MAX_INSTANCES, has_states=True)
+POOL_NAMES = pools_of(MAX_INSTANCES, has_states=True, has_windows=True)
 """By the numbers of pools in records, the same in every run."""
 
 _MASK_28 = (1 << 28) - 1

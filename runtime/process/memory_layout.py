@@ -12,7 +12,7 @@ from ...schema.model_facts import ModelFacts
 from ...shm.flight_recorder import NUM_RECORDS, RECORD_BYTES
 from ..config.runtime_config import RuntimeConfig
 from ..errors import ConfigError
-from ..pools import kv_pool, log_pool, packed_pool, state_pool
+from ..pools import kv_pool, log_pool, packed_pool, state_pool, window_pool
 from ..stage_table import ACTORS, device_pools
 from .device_room import DeviceRoom
 from .host_room import HostRoom
@@ -70,6 +70,11 @@ class MemoryLayout(msgspec.Struct, frozen=True):
         return "state" in self.pools
 
     @property
+    def has_windows(self) -> bool:
+        """Whether layers with a window have pages of their own."""
+        return "window" in self.pools
+
+    @property
     def plan_slot_bytes(self) -> int:
         """Room for a plan that names every page of all pools whose pages plans name."""
         return PLAN_BASE_BYTES + PAGE_NAME_BYTES * sum(self.pools[name].num_pages for name in ("media", "patch", "embedding"))
@@ -78,7 +83,7 @@ class MemoryLayout(msgspec.Struct, frozen=True):
     def num_bytes(self) -> int:
         """Shared memory of pools and tables, without the weights."""
         pools = sum(pool.num_bytes for pool in self.pools.values() if not pool.on_device)
-        rows = self.num_rows * (12 * self.max_context + 16 * self.max_pages + ROW_DEFINITION_BYTES + 2 * ROW_STATE_BYTES)
+        rows = self.num_rows * (12 * self.max_context + 24 * self.max_pages + ROW_DEFINITION_BYTES + 2 * ROW_STATE_BYTES)
         return pools + rows + PLAN_SLOTS * self.plan_slot_bytes + DELTA_RING_BYTES + self.num_recorders * NUM_RECORDS * RECORD_BYTES
 
 
@@ -96,9 +101,9 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
     if facts.state_grid:
         _check_states(config, facts.state_grid)
     if isinstance(room, DeviceRoom):
-        embedding, kv, states = size_for_device(config, facts, room, num_rows)
+        embedding, kv, states, window_tokens = size_for_device(config, facts, room, num_rows)
     else:
-        embedding, kv, states = size_for_host(config, facts, room, num_rows)
+        embedding, kv, states, window_tokens = size_for_host(config, facts, room, num_rows)
     if kv.tokens < 2 * page:
         raise ConfigError(f"memory.kv_tokens is {kv.tokens}, at least two pages ({2 * page} tokens) are needed")
     patch_page_bytes = PATCH_PAGE_ROWS * facts.patch_row_bytes
@@ -118,7 +123,11 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
                 2 * states.members + states.snapshots, facts.state_bytes, reason=states.reason
             )
             pools[log_pool(kv_pool(device))] = PoolLayout(states.members, facts.log_bytes, reason=states.reason)
-        pools[kv_pool(device)] = PoolLayout(-(-kv.tokens // page), facts.kv_page_bytes, reason=kv.reason)
+        apart = facts.window_page_bytes if window_tokens else 0
+        pools[kv_pool(device)] = PoolLayout(-(-kv.tokens // page), facts.kv_page_bytes - apart, reason=kv.reason)
+        if apart:
+            reason = f"windows of {facts.window_tokens} tokens, of rows of half a context"
+            pools[window_pool(kv_pool(device))] = PoolLayout(-(-window_tokens // page), apart, reason=reason)
         if facts.packed_page_bytes:
             pools[packed_pool(kv_pool(device))] = PoolLayout(
                 -(-kv.tokens // page), facts.packed_page_bytes, reason="memory.kv_transfer_dtype"

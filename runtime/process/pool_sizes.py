@@ -24,6 +24,7 @@ NO_MEDIA = "the model takes text alone"  # reason of the size of a pool for medi
 EMBEDDING_SHARE = 0.02  # of the memory available to both pools
 STATE_SHARE = 0.25  # likewise
 LEAST_MEMBERS, MOST_MEMBERS = 2, 16  # sequences with states that run at once: a guidance pair; on a host
+WINDOW_PAGES = 8  # that a guidance pair has beside window and chunk: those not yet whole, and those ahead of decode
 LEAST_SNAPSHOTS, MOST_SNAPSHOTS = 2, 256  # states that the prefix cache keeps beside theirs: those that a guidance pair begins from
 
 
@@ -44,11 +45,31 @@ class StateSize(NamedTuple):
 
 
 class PoolSizes(NamedTuple):
-    """Sizes of the embedding pool, of each KV pool, and of each device's pools of states."""
+    """Sizes of the embedding pool, of each KV pool, and of each device's pools beside it."""
 
     embedding: PoolSize
     kv: PoolSize
     states: StateSize = StateSize(0, "")
+    window_tokens: int = 0  # of the pool for layers with a window; 0: there is none
+
+
+def has_windows_apart(config: RuntimeConfig, facts: ModelFacts) -> bool:
+    """Return whether layers with a window get pages of their own: where a context is longer than such a row needs, and no pages go
+    to other pools or to files."""
+    is_worth_it = 0 < facts.window_page_bytes and _window_row(config, facts) < facts.max_context
+    return is_worth_it and config.num_kv_pools == 1 and not config.model.on_cuda and not config.cache.dir
+
+
+def _window_row(config: RuntimeConfig, facts: ModelFacts) -> int:
+    """Return the tokens that a guidance pair needs of the pool of windows, one being prefilled in the longest chunks."""
+    return 2 * facts.window_tokens + facts.window_chunk_tokens + WINDOW_PAGES * config.memory.kv_page_tokens
+
+
+def window_pool_tokens(config: RuntimeConfig, facts: ModelFacts, kv_tokens: int) -> int:
+    """Return the tokens of the pool of windows beside a KV pool: for rows of half a context, of which two are a guidance pair."""
+    num_rows = -(-2 * kv_tokens // facts.max_context)
+    of_row = facts.window_tokens + WINDOW_PAGES // 2 * config.memory.kv_page_tokens
+    return min(kv_tokens, _window_row(config, facts) + max(0, num_rows - 2) * of_row)
 
 
 def size_for_host(config: RuntimeConfig, facts: ModelFacts, room: HostRoom | None, num_rows: int) -> PoolSizes:
@@ -59,22 +80,27 @@ def size_for_host(config: RuntimeConfig, facts: ModelFacts, room: HostRoom | Non
     share = f"{HOST_SHARE:.0%} of the memory available, {free >> 20} MiB, less weights"
     embedding = _embedding_size(config, facts, left)
     states = _state_size(config, facts, left)
+    apart = has_windows_apart(config, facts)
     if memory.kv_tokens:
-        return PoolSizes(embedding, PoolSize(memory.kv_tokens, "memory.kv_tokens"), states)
+        windows = window_pool_tokens(config, facts, memory.kv_tokens) if apart else 0
+        return PoolSizes(embedding, PoolSize(memory.kv_tokens, "memory.kv_tokens"), states, windows)
+    page_bytes = facts.kv_room_bytes
+    if apart:  # what a context takes, by page
+        page_bytes -= facts.window_page_bytes * (context - window_pool_tokens(config, facts, context)) // context
 
     def affordable_of(num_bytes: int) -> int:
         """Return the tokens of each pool that all pools' memory has room for."""
         of_each = max(0, num_bytes - embedding.tokens * facts.embedding_row_bytes) // config.num_kv_pools
         of_each = max(0, of_each - states.members * facts.member_bytes - states.snapshots * facts.state_bytes)
-        return of_each // facts.kv_room_bytes * memory.kv_page_tokens
+        return of_each // page_bytes * memory.kv_page_tokens
 
     affordable, least = affordable_of(left), min(KV_TOKENS, num_rows * context)
     if room is not None:
         least = min(least, affordable_of(int(SCARCE_SHARE * max(0, free - facts.weight_bytes))))
     least = max(least, context)
-    num_quick = max(QUICK_BYTES, facts.weight_bytes // 2) // config.num_kv_pools // facts.kv_room_bytes * memory.kv_page_tokens
+    num_quick = max(QUICK_BYTES, facts.weight_bytes // 2) // config.num_kv_pools // page_bytes * memory.kv_page_tokens
     kv = _within(least, affordable, max(least, min(HOST_CONTEXTS * context, least + num_quick)), share)
-    return PoolSizes(embedding, kv, states)
+    return PoolSizes(embedding, kv, states, window_pool_tokens(config, facts, kv.tokens) if apart else 0)
 
 
 def size_for_device(config: RuntimeConfig, facts: ModelFacts, room: DeviceRoom, num_rows: int) -> PoolSizes:

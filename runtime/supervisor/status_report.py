@@ -112,7 +112,8 @@ def _pools_of_layout(run: RunDirectory) -> dict[str, PoolReport]:
     """Return the pools as made by ``memory``, all unused: for the time before the controller's first counts."""
     layout = read_layout(run.path)
     pools = {} if layout is None else layout.pools
-    names = pools_of(read_run_info(run).config.num_kv_pools, layout is not None and layout.has_states)
+    kinds = (False, False) if layout is None else (layout.has_states, layout.has_windows)
+    names = pools_of(read_run_info(run).config.num_kv_pools, *kinds)
     return {name: PoolReport(pools[name].num_pages if name in pools else 0) for name in names}
 
 

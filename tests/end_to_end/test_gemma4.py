@@ -143,6 +143,22 @@ def test_guidance(case: Case) -> None:
     check_argmax(u + 2.0 * (c - u), ids)
 
 
+def test_a_long_prompt_keeps_the_pages_of_its_window_alone(case: Case) -> None:
+    """Of 8k tokens. Full layers' pages stay; those of layers with a window of 48 tokens are given back while it is prefilled."""
+    content: list[str | Medium] = ["one two three four five six seven eight nine ten " * 390, seen(8, 60, 80), "Go on."]
+    ids, most, used = list[int](), 0, {}
+    with RunDirectory.attach(case.server.run_path) as run, closing(ControllerStats.attach(run)) as stats:
+        stream = case.server.stream(sent(content), max_tokens=80)
+        for chunk in stream:
+            ids += [id for choice in chunk.choices for id in getattr(choice, "token_ids", None) or []]
+            used = {name: pool.used for name, pool in stats.read().pools.items()}
+            most = max(most, used["window"])
+    num_tokens = num_prompt_tokens(case.server, sent(content))
+    assert 7000 < num_tokens < 8100 and used["kv"] >= num_tokens // 16, "the test's prompt is not that long"
+    assert 0 < most <= 48 // 16 + 2 + 40, f"{most} pages of windows"  # some are ahead of the answer
+    case.check(content, ids)
+
+
 @pytest.mark.parametrize("stages", ["encoder decode", *also_slow("video prefill")])
 def test_killed_stages_change_no_token(case: Case, stages: str) -> None:
     content: list[str | Medium] = [seen(5, 90, 120), shown(6, 48, 64, 2), heard(2.2, 300), f"Compare after {stages}."]

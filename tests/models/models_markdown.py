@@ -71,7 +71,7 @@ def _weights(specs: Sequence[TensorSpec], config: ModelConfig) -> str:
 def _row(config: ModelConfig) -> str:
     """Of so many tokens, or of the longest context that is served."""
     facts, context = facts_of(config, 16), min(CONTEXT, config.max_context)
-    size = _gib(facts.kv_page_bytes * context // 16 + facts.member_bytes)
+    size = _gib(facts.kv_bytes(context, 16) + facts.member_bytes)
     return size if context == CONTEXT else f"{size} for {context // 1024}k"
 
 

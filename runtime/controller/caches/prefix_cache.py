@@ -21,6 +21,7 @@ from ..state.request import Request
 from ..state.state import ControllerState, owner
 from .embedding_cache import give_back_read
 from .snapshots import Border, announced, cut_to_snapshot, has_states
+from .window_pages import check_windows_unnamed, cut_to_windows, has_windows, name_windows
 
 PAGES_AT_ONCE = 1024  # of a member, in a plan to load them
 
@@ -64,6 +65,8 @@ def learn_ids(request: Request, ids: Sequence[int]) -> None:
 def find_hits(state: ControllerState, request: Request, pool: PoolName = "kv") -> Hits:
     """Return the pages that a row without KV pages would be given from the cache of a pool."""
     hits = _find_pages(state, request, pool)
+    if has_windows(state):
+        return [cut_to_windows(state, request, pool, member, pages) for member, pages in enumerate(hits)]
     return [cut_to_snapshot(state, request, pool, member, pages) for member, pages in enumerate(hits)] if has_states(state) else hits
 
 
@@ -314,6 +317,7 @@ def name_filled(state: ControllerState, request: Request) -> None:
             request.caches.name(member, len(names))
             pages = request.prefill_tables[member][first : first + len(names)]
             state.name_pages(request.prefill_pool, pages, names, first)
+            name_windows(state, request, member, first, names)
 
 
 def check_unnamed(state: ControllerState, request: Request) -> None:
@@ -322,6 +326,8 @@ def check_unnamed(state: ControllerState, request: Request) -> None:
         first = (length + request.answer.committed - 1) // state.limits.kv_page_tokens
         for page in table[first : first + 1]:
             assert state.pools[request.kv_pool].cache.key_of(page) is None, f"decode would write page {page}, which has a key"
+    if has_windows(state):
+        check_windows_unnamed(state, request)
     for page in request.kv.bases(request.kv.states):
         cache = state.pools[state_pool(request.kv_pool)].cache
         assert cache.key_of(page) is None, f"decode would write state {page}, which has a key"

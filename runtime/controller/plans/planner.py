@@ -15,9 +15,11 @@ from ...pools import PoolName
 from ...stage_table import WORKERS, InstanceId, stage_of
 from ..caches.embedding_cache import num_held_pages, num_saved_pages
 from ..caches.media_sharing import hide_shared, take_shared
+from ..caches.window_pages import has_windows
 from ..rows.intake import embedding_pages, patch_pages
 from ..rows.lifecycle import reset_media
 from ..rows.poison import is_suspect
+from ..rows.windows import num_short, room
 from ..scheduling.budgets import allowance_s, retarget
 from ..scheduling.types import MemberView, RequestView, SegmentChoice, SegmentStage, SegmentView, StepLimits, View
 from ..state.inflight_plan import LONG_AGO_S
@@ -162,7 +164,8 @@ def view_request(state: ControllerState, request: Request) -> RequestView:
         request.key,
         request.arrival,
         has_kv=is_prepared and request.can_prefill,
-        prefill_in_flight=is_prepared and (request.caches.may_load or request.prefill_plan is not None),
+        prefill_in_flight=is_prepared
+        and (request.caches.may_load or request.prefill_plan is not None or _lacks_windows(state, request)),
         members=_members(state, request) if is_prepared else (),
         unanalysed=unanalysed,
         segments=segments,
@@ -202,10 +205,17 @@ def _members(state: ControllerState, request: Request) -> tuple[MemberView, ...]
     targets, tracker, next = request.targets, request.media.tracker, request.kv.prefilled
     first = tracker.ready_prefix(targets[0]) if tracker is not None else targets[0]
     pictures = tracker.pictures(next[0], first) if state.limits.sees_pictures and tracker is not None else ()
-    if len(targets) == 1:
+    if len(targets) == 1 and not has_windows(state):
         return (MemberView(next[0], first, targets[0], request.caches.num_cached[0], pictures),)
+    members, cached = range(len(targets)), request.caches.num_cached
     ready, seen = (first, *targets[1:]), (pictures, *((),) * (len(targets) - 1))
-    return tuple([MemberView(next[m], ready[m], targets[m], request.caches.num_cached[m], seen[m]) for m in range(len(targets))])
+    ends = [room(state, request, m) if has_windows(state) and request.has_kv else 0 for m in members]
+    return tuple([MemberView(next[m], ready[m], targets[m], cached[m], seen[m], ends[m]) for m in members])
+
+
+def _lacks_windows(state: ControllerState, request: Request) -> bool:
+    """Return whether some member waits for pages of layers with a window."""
+    return has_windows(state) and request.has_kv and not request.is_prefilled and num_short(state, request) > 0
 
 
 def _notice_shortage(state: ControllerState, view: View, now: float) -> None:

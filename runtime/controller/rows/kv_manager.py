@@ -9,9 +9,10 @@ When pages run short, the last rows in order give theirs back (``admission.choos
 from collections import Counter
 
 from ....schema.rows import Phase
-from ...pools import PoolName, is_kv_pool, log_pool, state_pool
+from ...pools import PoolName, kind_of_pool, log_pool, state_pool, window_pool
 from ..caches.prefix_cache import Hits, append_hits, append_home_hits, append_to_prefill, load_plan, note_hits, share_hits
 from ..caches.snapshots import has_states, learn_border, num_known_pages, snapshots_at
+from ..caches.window_pages import has_windows
 from ..scheduling.admission import Holder, ResourceGate, choose_victims, pages_ahead, spare_pages_ahead
 from ..scheduling.guidance import Lengths, num_pages, wanted_pages
 from ..state.effects import AppendPages, SetSourceStatePages, SetStatePages
@@ -21,6 +22,7 @@ from ..state.state_pages import StatePages
 from .lifecycle import preempt
 from .ownership import hand_over, is_orphan
 from .placement import Placement, able_pools, choose_pools
+from .windows import advance, give_windows, num_short
 
 START_RATE = 100.0  # tokens/s assumed for a row while neither this run nor an earlier one has measured any
 
@@ -69,6 +71,7 @@ def grant_kv(state: ControllerState, request: Request, placement: Placement) -> 
     num_known, snapshots = num_known_pages(state, request), _share_snapshots(state, request, hits)
     share_hits(state, request, hits, request.prefill_pool)
     share_hits(state, request, home, request.kv_pool)
+    give_windows(state, request, wanted, hits)  # first: a new controller looks for the KV pages
     for member, count in enumerate(wanted):
         shared = hits[member] if hits else []
         append_hits(state, request, member, shared)
@@ -145,7 +148,7 @@ def num_grantable(state: ControllerState, pool: PoolName) -> int:
 
 
 def _reserve(state: ControllerState, pool: PoolName) -> int:
-    if not is_kv_pool(pool):
+    if kind_of_pool(pool) not in ("kv", "window"):
         return 0
     if len(state.kv_pools) == 1:
         return state.num_decode_tokens
@@ -155,6 +158,8 @@ def _reserve(state: ControllerState, pool: PoolName) -> int:
 def grow(state: ControllerState) -> None:
     """Keep running rows ahead of their tokens, in rank order. A row without pages for its next token may preempt later rows."""
     page_tokens = state.limits.kv_page_tokens
+    if has_windows(state):
+        _grow_windows(state)
     due = [request for request in state.decoding() if request.answer.committed >= request.derived.grow_at]
     for request in sorted(due, key=BY_RANK):
         if request.phase != Phase.DECODE:
@@ -168,10 +173,24 @@ def grow(state: ControllerState) -> None:
         for goal in (least, wanted):  # first the need of the next token, for both members
             _fill(state, request, goal)
         _take_spare(state, request)
+        if has_windows(state):
+            for goal in (least, wanted, *((None,) if _has_spare(state, request) else ())):
+                advance(state, request, goal)
         short = sum(max(0, count - len(request.kv.tables[member])) for member, count in enumerate(least))
         if short:
             _take_from_later(state, request, request.kv_pool, short)
+        if short := num_short(state, request):
+            _take_from_later(state, request, window_pool(request.kv_pool), short)
         request.derived.grow_at = _next_growth(state, request)
+
+
+def _grow_windows(state: ControllerState) -> None:
+    """Let rows in preparation have pages of windows for their next chunks, in rank order. One without any may preempt later rows."""
+    for request in sorted([r for r in state.preparing() if r.can_prefill and not r.is_prefilled and not r.has_kv_plan], key=BY_RANK):
+        if request.has_kv:  # not preempted a moment ago
+            advance(state, request)
+            if short := num_short(state, request):
+                _take_from_later(state, request, window_pool(request.kv_pool), short)
 
 
 def _fill(state: ControllerState, request: Request, goal: Lengths, left_free: int = 0) -> None:
@@ -189,6 +208,14 @@ def _take_spare(state: ControllerState, request: Request) -> None:
     _fill(state, request, goal, _half(state))
 
 
+def _has_spare(state: ControllerState, request: Request) -> bool:
+    """Return whether half of the row's pool is free, and of that of windows, if there is one."""
+    is_free = state.pools[request.kv_pool].num_free > _half(state)
+    return is_free and (
+        not has_windows(state) or 2 * state.pools[window_pool(request.kv_pool)].num_free > state.limits.num_window_pages
+    )
+
+
 def _half(state: ControllerState) -> int:
     return state.limits.num_kv_pages // 2
 
@@ -202,12 +229,13 @@ def _rate(state: ControllerState, request: Request) -> float:
 def _next_growth(state: ControllerState, request: Request) -> int:
     """Return the number of committed ids at which the row wants more pages than it has."""
     page_tokens, ahead = state.limits.kv_page_tokens, pages_ahead(request.answer.rate, state.limits)
-    if state.pools[request.kv_pool].num_free > _half(state):
+    if _has_spare(state, request):
         ahead = max(ahead, spare_pages_ahead(_rate(state, request), state.limits))
     found = state.limits.max_context
-    for table, length in zip(request.kv.tables, request.kv.lengths, strict=False):
-        if len(table) < num_pages(length + request.record.max_new_tokens - 1, page_tokens):
-            found = min(found, (len(table) - ahead) * page_tokens - length + 1)
+    for member, length in enumerate(request.kv.lengths):
+        reach = request.kv.reach(member)
+        if reach < num_pages(length + request.record.max_new_tokens - 1, page_tokens):
+            found = min(found, (reach - ahead) * page_tokens - length + 1)
     return found
 
 

@@ -22,6 +22,7 @@ from ..scheduling.guidance import Lengths, num_pages, prefill_targets
 from ..state.request import Request
 from ..state.state import ControllerState
 from .lifecycle import preempt
+from .windows import window_needs
 
 FETCH_SHARE = 1 / 8  # of a page's tokens: the work to have it from another pool. It is less, but then both caches have the page
 
@@ -105,7 +106,8 @@ def _placement(
     num_new = -num_saved(state, hits, source)
     states = _state_needs(state, request, source, len(wanted), hits)
     if source == pool:
-        return Placement(pool, None, {pool: num_new + sum(wanted), **states}, hits, [], hits)
+        needs = {pool: num_new + sum(wanted), **states, **window_needs(state, request, pool, targets, wanted, hits)}
+        return Placement(pool, None, needs, hits, [], hits)
     num_new += sum(num_pages(target, state.limits.kv_page_tokens) for target in targets)
     needs = {pool: sum(wanted) - num_saved(state, at_home, pool), source: num_new}
     return Placement(pool, source, needs | states | _state_needs(state, request, pool, len(wanted), []), hits, at_home, hits)

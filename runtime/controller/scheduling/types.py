@@ -81,6 +81,9 @@ class Limits:
     num_embedding_pages: int
     num_state_pages: int = 0  # of recurrent states, beside each KV pool; 0: the model has none
     num_log_pages: int = 0  # of their logs, likewise
+    num_window_pages: int = 0  # of layers with a window, beside the KV pool; 0: they have no pages of their own
+    window_tokens: int = 0  # that such a layer attends to, the newest included
+    window_chunk: int = 0  # tokens of a chunk at most, where they have such pages, and of a picture that a chunk must hold
     placeholder_ids: dict[MediaKind, int] = field(default_factory=dict)
     max_items: int = 512
     max_request_pixels: int = 1 << 29  # of the pictures of a request that no cache has
@@ -148,17 +151,19 @@ class SegmentView(msgspec.Struct, frozen=True):
 class MemberView(msgspec.Struct, frozen=True):
     """One member of a row: tokens [0, next) are prefilled, [next, ready) can be, ``target`` are to be (RS4). The first ``cached`` were
     found in the cache. No chunk may end within one of the ``pictures``, tokens [start, end) each, of those that are ready: they see
-    themselves."""
+    themselves. Nor behind ``room``, where that is not 0: the row has pages up to there."""
 
     next: int
     ready: int
     target: int
     cached: int = 0
     pictures: tuple[tuple[int, int], ...] = ()
+    room: int = 0
 
     def chunk_end(self, end: int) -> int:
-        """Return where a chunk from ``next`` to ``end`` may end: before the picture that it would end in or, if nothing would be left,
-        behind it."""
+        """Return where a chunk from ``next`` to ``end`` may end: not behind ``room``, and before the picture that it would end in or,
+        if nothing would be left, behind it."""
+        end = min(end, self.room or end)
         for first, last in self.pictures:
             if first < end < last:
                 return first if first > self.next else last

@@ -77,6 +77,14 @@ class AppendSourcePages(_Effect, frozen=True):
     pages: list[int]
 
 
+class AppendWindowPages(_Effect, frozen=True):
+    """Pages for layers with a window. Places before its first window have any page: they are not read."""
+
+    row: int
+    member: int
+    pages: list[int]
+
+
 class ClearSource(_Effect, frozen=True):
     """The row no longer holds pages of another pool than its own."""
 
@@ -157,6 +165,7 @@ Effect = (
     | WriteSpec
     | AppendPages
     | AppendSourcePages
+    | AppendWindowPages
     | ClearSource
     | ClearPages
     | SetStatePages

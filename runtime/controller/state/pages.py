@@ -176,6 +176,15 @@ class PageLedger:
                 self._num_users[page] -= 1
             self._free_unheld(pages)
 
+    def leave(self, owner: Owner, users: Collection[User], pages: Collection[int]) -> None:
+        """End the ownership of these pages, and the use by these users: they will not read or write them again."""
+        for user in users:
+            if (used := self._used.get(user)) is not None:
+                for page in used.intersection(pages):
+                    used.discard(page)
+                    self._num_users[page] -= 1
+        self.retire(owner, pages)
+
     def num_owned(self, owner: Owner) -> int:
         return len(self._owned.get(owner, ()))
 

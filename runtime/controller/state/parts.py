@@ -41,6 +41,8 @@ class Kv:
     states: tuple[StatePages, StatePages] = NO_STATES
     source_states: tuple[StatePages, StatePages] = NO_STATES  # likewise
     slots: list[int] = field(default_factory=_none)  # where the state of their prefilled tokens is: see ``SequenceTable.prefilled``
+    windows: Tables = field(default_factory=_no_pages)  # of layers with a window, where they have pages of their own
+    window_firsts: list[int] = field(default_factory=_none)  # places in these of the first pages that are the row's: others are before
 
     def restore(
         self,
@@ -50,15 +52,17 @@ class Kv:
         states: tuple[StatePages, StatePages],
         source_states: tuple[StatePages, StatePages],
         slots: Sequence[int],
+        windows: Tables,
     ) -> None:
         """Take the words of a row from memory."""
         assert self.is_empty
+        self.windows = windows
         self.tables, self.source_tables, self.prefilled = tables, source_tables, list(prefilled)
         self.states, self.source_states, self.slots = states, source_states, list(slots)
 
     @property
     def is_empty(self) -> bool:
-        return not (any(self.tables) or any(self.prefilled) or self.states != NO_STATES or self.has_source)
+        return not (any(self.tables) or any(self.windows) or any(self.prefilled) or self.states != NO_STATES or self.has_source)
 
     @property
     def has_source(self) -> bool:
@@ -87,6 +91,24 @@ class Kv:
 
     def append_source(self, member: int, pages: Sequence[int]) -> None:
         self.source_tables[member].extend(pages)
+
+    def append_windows(self, member: int, pages: Sequence[int]) -> None:
+        self.windows[member].extend(pages)
+
+    def own_windows(self, member: int) -> list[int]:
+        """Return a member's pages of layers with a window."""
+        return self.windows[member][self.window_firsts[member] :]
+
+    def leave_windows(self, member: int, first: int) -> list[int]:
+        """The windows of all tokens to come begin at the page in this place or later. Returns the pages that nobody reads any more."""
+        pages = self.windows[member][self.window_firsts[member] : first]
+        self.window_firsts[member] = max(first, self.window_firsts[member])
+        return pages
+
+    def reach(self, member: int) -> int:
+        """Return the pages up to which a member has what decode writes."""
+        table, windows = self.tables[member], self.windows[member]
+        return min(len(table), len(windows)) if windows else len(table)
 
     def take_states(self, member: int, pages: StatePages) -> None:
         """A member has pages of recurrent states from now on."""
@@ -140,6 +162,7 @@ class Kv:
         """All pages are given back."""
         self.tables, self.source_tables, self.prefilled, self.copied = _no_pages(), _no_pages(), _none(), _none()
         self.states, self.source_states, self.slots = NO_STATES, NO_STATES, _none()
+        self.windows, self.window_firsts = _no_pages(), _none()
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from ...bus.media_work import corrected
 from ...bus.messages import Failed, RequestSpec
 from ...bus.plan_base import Place, RowKey
 from ...bus.plans import Plan
-from ...pools import PoolName, log_pool, state_pool
+from ...pools import PoolName, log_pool, state_pool, window_pool
 from ..scheduling.facts import Objective, RequestKind
 from ..scheduling.guidance import Lengths, is_prefilled, prefill_targets
 from ..scheduling.types import Rank, SegmentStage
@@ -207,7 +207,8 @@ class Request:
         return self.kv.tables if self.record.source_pool is None else self.kv.source_tables
 
     def granted_pages(self) -> Iterator[tuple[PoolName, list[int]]]:
-        """Yield its KV pages, of both pools, and those of recurrent states, also of snapshots that a plan in flight makes."""
+        """Yield its KV pages, of both pools, those of windows, and those of recurrent states, also of snapshots that a plan in flight
+        makes."""
         for table in self.kv.tables:
             yield self.record.kv_pool, table
         if self.record.source_pool is not None:
@@ -217,6 +218,9 @@ class Request:
             if pool is not None and states != NO_STATES:
                 yield state_pool(pool), self.kv.bases(states)
                 yield log_pool(pool), [member.log for member in states if member.log >= 0]
+        for member in range(len(self.kv.windows)):
+            if pages := self.kv.own_windows(member):
+                yield window_pool(self.record.kv_pool), pages
         for plan in self.plans.values():
             if snapshots := plan.snapshots(self.key_in_table):
                 yield state_pool(self.prefill_pool), [page for _, _, page in snapshots]

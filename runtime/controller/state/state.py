@@ -15,7 +15,7 @@ from typing import Any
 from ....schema.outage import Outage
 from ....schema.rows import Phase
 from ...bus.messages import PageRun, ToActor
-from ...pools import PoolName, kind_of_pool, kv_pool, log_pool, state_pool
+from ...pools import PoolName, kind_of_pool, kv_pool, log_pool, state_pool, window_pool
 from ...stage_table import InstanceId
 from ..scheduling.budgets import TBT_FACTOR, Budget, allowance_s, encode_budget, objective_s, prefill_budget, retarget
 from ..scheduling.costs import Costs
@@ -161,6 +161,8 @@ class ControllerState:
         if limits.num_state_pages:
             sizes |= dict.fromkeys(map(state_pool, self.kv_pools), limits.num_state_pages)
             sizes |= dict.fromkeys(map(log_pool, self.kv_pools), limits.num_log_pages)
+        if limits.num_window_pages:
+            sizes |= dict.fromkeys(map(window_pool, self.kv_pools), limits.num_window_pages)
         self.pools = {name: PageLedger(size, self.page_generations.get(name)) for name, size in sizes.items()}
         self.tie_snapshots()
         self.rows = [None] * limits.num_rows
@@ -345,16 +347,18 @@ class ControllerState:
         return self.kv_pools[self.devices.get(actor, 0)]
 
     def pools_beside(self, pool: PoolName) -> tuple[PoolName, ...]:
-        """Return a KV pool, and the pools of recurrent states of its device."""
-        return (pool, state_pool(pool), log_pool(pool)) if self.limits.num_state_pages else (pool,)
+        """Return a KV pool, and the pools beside it: of recurrent states, and of windows."""
+        states = (state_pool(pool), log_pool(pool)) if self.limits.num_state_pages else ()
+        return (pool, *states, window_pool(pool)) if self.limits.num_window_pages else (pool, *states)
 
     def tie_snapshots(self) -> None:
-        """Let states go from the cache before others once the KV pages under them are gone."""
-        for kv in self.kv_pools if self.limits.num_state_pages else ():
-            self.pools[kv].cache.follower = self.pools[state_pool(kv)].cache
+        """Let states, and pages of windows, go from the cache before others once the KV pages under them are gone."""
+        for kv in self.kv_pools:
+            if beside := state_pool if self.limits.num_state_pages else window_pool if self.limits.num_window_pages else None:
+                self.pools[kv].cache.follower = self.pools[beside(kv)].cache
 
     def retire_kv(self, request: Request) -> None:
-        """End the row's ownership of KV pages and of recurrent states, in all pools."""
+        """End the row's ownership of KV pages and of those granted with them, in all pools."""
         for kv in self.kv_pools:
             for pool in self.pools_beside(kv):
                 self.pools[pool].retire(owner(request))

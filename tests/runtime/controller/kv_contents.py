@@ -67,7 +67,7 @@ class KVContents:
         keys, ledger = pool.read_keys(), state.pools[pool.name]
         assert {page: ledger.cache.key_of(page) for page in ledger.cache.pages()} == keys, "the index is not the controller's"
         kind = kind_of_pool(pool.name)
-        places = set(range(PAGE_TOKENS)) if kind == "kv" else {0}  # a state is that of its last token
+        places = {0} if kind == "state" else set(range(PAGE_TOKENS))  # a state is that of its last token
         for page, key in keys.items():
             assert set(content[page]) == places, f"{kind} page {page} got its key before its contents"
             held = tuple(content[page][slot] for slot in sorted(places))

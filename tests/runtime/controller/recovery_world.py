@@ -54,8 +54,10 @@ from mmrt.shm.step_gaps import StepGaps
 from mmrt.tests.runtime.controller.kept_values import check_kept
 from mmrt.tests.runtime.controller.kv_contents import AUDIO, IMAGE, VIDEO, KVContents, make_text, positions
 from mmrt.tests.runtime.controller.state_contents import StateContents
+from mmrt.tests.runtime.controller.window_contents import READ, WindowContents
 
 CALM_S = 60.0
+LONGEST_PICTURE = 9  # tokens of a segment
 LAYOUTS = (
     "E+P+D",
     "E+P+2D",
@@ -144,17 +146,18 @@ class World:
         layouts: Sequence[str] = (),
         *,
         has_states: bool = False,
+        has_windows: bool = False,
         sees_pictures: bool = False,
         routing: Routing = "least_load",
         first_tokens: bool = False,
     ) -> None:
         """``crowded``: much less memory than work: preemption and eviction all the time. Without ``faults`` others bring them.
-        ``has_states``: the model has recurrent states. ``sees_pictures``: a chunk has all of a picture, or none. ``first_tokens``:
-        prefill draws them, where there is one device."""
+        ``has_states``: the model has recurrent states. ``has_windows``: layers with a window have pages of their own.
+        ``sees_pictures``: a chunk has all of a picture, or none. ``first_tokens``: prefill draws them, where there is one device."""
         self.random = rng
         self.now = 1000.0
         self.crowded = crowded
-        layout = rng.choice(layouts or LAYOUTS)
+        layout = rng.choice(layouts or ([one for one in LAYOUTS if not devices_of(one)] if has_windows else LAYOUTS))
         devices = devices_of(layout)
         self.limits = Limits(
             policy=policy,
@@ -188,7 +191,9 @@ class World:
         )
         if has_states:
             self.limits = with_states(rng, self.limits)
-        self.saves_pages = rng.random() < 0.6
+        if has_windows:
+            self.limits = with_windows(rng, self.limits)
+        self.saves_pages = rng.random() < 0.6 and not has_windows
         limits = self.limits
         self.run = RunDirectory.create(place / "run", {})
         self.table = SequenceTable.create(
@@ -203,12 +208,14 @@ class World:
             "kv": limits.num_kv_pages,
             "state": limits.num_state_pages,
             "log": limits.num_log_pages,
+            "window": limits.num_window_pages,
         }
-        names = pools_of(limits.num_devices, has_states)
+        names = pools_of(limits.num_devices, has_states, has_windows)
         self.pools = {name: PagePool.create(self.run, name, sizes[kind_of_pool(name)], 8) for name in names}
         self.content: dict[str, list[dict]] = {name: [{} for _ in range(pool.num_pages)] for name, pool in self.pools.items()}
         self.kv = KVContents()
         self.states = StateContents(self.table, self.pools, self.content) if has_states else None
+        self.windows = WindowContents(self.table, self.pools, self.content, limits) if has_windows else None
         kinds = ("kv", "embedding", "state")
         self.saved: dict[str, dict[bytes, tuple[int, dict]]] = {kind: {} for kind in kinds}  # pages in files: key -> slot, contents
         self.damaged: set[tuple[str, bytes]] = set()  # of them: they cannot be read
@@ -310,7 +317,8 @@ class World:
 
     def start_controller(self) -> None:
         self.epoch += 1
-        self.io = ControllerIO(self.run, self.limits.actors, self.limits.num_devices, has_states=self.states is not None)
+        kinds = {"has_states": self.states is not None, "has_windows": self.windows is not None}
+        self.io = ControllerIO(self.run, self.limits.actors, self.limits.num_devices, **kinds)
         self.journal, state = Journal.open(self.run.path, compact_bytes=self.random.choice((300, 100_000)))
         known = {InstanceId(name): p.generation for name, p in self.processes.items() if p.generation and self.random.random() < 0.8}
         self.controller = recover(self.limits, self.epoch, self.io.snapshot(state, known))
@@ -388,7 +396,7 @@ class World:
                 assert self.limits.policy == "toy" or totals.overruled == totals.illegal == 0
                 check_kept(self.controller.state)
                 for name in self.pools:
-                    if kind_of_pool(name) in ("kv", "state"):
+                    if kind_of_pool(name) in ("kv", "state", "window"):
                         self.kv.check_index(self.controller.state, self.pools[name], self.content[name])
                 self.check_sources()
 
@@ -740,6 +748,8 @@ class World:
             writes.append((kv, page, int(self.pools[kv].generations[page]), position % 4, values[position]))
         if self.states is not None:
             writes += self.states.chunk(chunk, kv, values, len(tokens) - (spec.generation.pooling is None))
+        if self.windows is not None:
+            writes += self.windows.chunk(chunk, kv, values)
 
     def begin_load(self, chunk: LoadChunk, kv: str, writes: list, source: str) -> tuple[int, bool, bool]:
         generation, _ = self.table.phase(chunk.row)
@@ -903,6 +913,9 @@ class World:
     def finish_writes(self, step: tuple, share: float) -> m.Result:
         _, writes, result, _ = step
         for pool, page, generation, slot, value in writes[: int(len(writes) * share)]:
+            if slot == READ:
+                assert int(self.pools[pool].generations[page]) == generation, f"{pool} page {page} was given away while a plan read it"
+                continue
             assert page not in self.pools[pool].read_keys(), f"a plan writes {pool} page {page}, which has a key"
             assert int(self.pools[pool].generations[page]) == generation, f"{pool} page {page} was given away while a plan wrote it"
             self.content[pool][page][slot] = value
@@ -967,7 +980,9 @@ class World:
         if process.step is not None:  # the forward pass that has begun is written, then everything else comes
             for row, generation, writes, token, code, _ in process.step:
                 for pool, page, page_generation, slot, value in writes:
-                    assert int(self.pools[pool].generations[page]) == page_generation, "decode writes a page that was given away"
+                    assert int(self.pools[pool].generations[page]) == page_generation, "decode uses a page that was given away"
+                    if slot == READ:
+                        continue
                     self.kv.check_writable(self.pools[pool], page)
                     self.content[pool][page][slot] = value
                 others = [other for at, other in self.processes.items() if at != name and other.members.get(row) == generation]
@@ -1021,6 +1036,10 @@ class World:
             writes.append((kv, page, int(self.pools[kv].generations[page]), position % 4, values[position]))
             if self.states is not None:
                 writes += self.states.token(row, member, kv, values[: len(tokens)])
+            if self.windows is not None:
+                if (entries := self.windows.token(row, member, kv, values[: len(tokens)])) is None:
+                    return None
+                writes += entries
         count = self.table.committed(row, generation)
         code = None
         if wanted.eos_at == count + 1:
@@ -1165,6 +1184,13 @@ def with_states(rng: random.Random, limits: Limits) -> Limits:
     budget = rng.choice((0, 4, 5, 16))
     pages = {"num_state_pages": 2 * members + rng.choice((0, 0, 1, 2, 5)), "num_log_pages": members}
     return replace(limits, prefill_budget=budget, snapshot_tokens=8, learnt_tokens=(4, 12)[members % 2], **pages)
+
+
+def with_windows(rng: random.Random, limits: Limits) -> Limits:
+    """The limits of a run whose layers with a window have pages of their own: often hardly enough for a guidance pair."""
+    window, chunk = rng.choice((1, 3, 6, 8, 13)), LONGEST_PICTURE if limits.sees_pictures else rng.choice((4, 5, 8, 16))
+    pages = 2 * -(-window // 4) + -(-chunk // 4) + 8 + rng.choice((0, 0, 1, 4, 20))
+    return replace(limits, window_tokens=window, window_chunk=chunk, num_window_pages=pages)
 
 
 def make_request(

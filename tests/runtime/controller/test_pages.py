@@ -90,6 +90,18 @@ class Ledgers(RuleBasedStateMachine):
         self.owned.get(owner, set()).difference_update(pages)
         self.note_idle()
 
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """A row and some of its users have no more to do with pages, although they go on."""
+        owner = data.draw(st.sampled_from(sorted(self.owned) or [0]))
+        pages = data.draw(st.sets(st.sampled_from(sorted(self.owned[owner])))) if self.owned.get(owner) else set()
+        users = data.draw(st.lists(st.sampled_from([User("plan", 1), User("decode", 0), User("decode", 7)]), unique=True))
+        self.ledger.leave(owner, users, sorted(pages))
+        self.owned.get(owner, set()).difference_update(pages)
+        for user in users:
+            self.used.get(user, set()).difference_update(pages)
+        self.note_idle()
+
     @rule(row=st.integers(0, 3))
     def retire_all(self, row: int) -> None:
         self.ledger.retire(row)

@@ -23,7 +23,7 @@ def remains(driver: Driver) -> RunSnapshot:
     rows = [
         RowSnapshot(
             r.row, r.row_generation, r.phase, r.kv.tables, (r.kv.prefilled[0], r.kv.prefilled[1]), r.answer.committed,
-            r.answer.end_code, encode_record(r.record), r.answer.ids, r.ownership.decode, r.kv.source_tables,
+            r.answer.end_code, encode_record(r.record), r.answer.ids, r.ownership.decode, r.kv.source_tables, windows=r.kv.windows,
         )
         for r in state.rows
         if r is not None

@@ -44,13 +44,14 @@ def live_through(
     place: Path,
     *,
     has_states: bool = False,
+    has_windows: bool = False,
     has_media: bool = True,
     repeats_media: bool = False,
     sees_pictures: bool = False,
     several_videos: bool = False,
     first_tokens: bool = False,
 ) -> World:
-    kind = {"has_states": has_states, "sees_pictures": sees_pictures, "first_tokens": first_tokens}
+    kind = {"has_states": has_states, "has_windows": has_windows, "sees_pictures": sees_pictures, "first_tokens": first_tokens}
     layouts, routing = SEVERAL_VIDEOS if several_videos else (), ROUTINGS.get(seed % 8, "least_load")
     world = World(random.Random(seed), place, crowded=seed % 3 == 0, layouts=layouts, routing=routing, **kind)
     try:
@@ -58,7 +59,7 @@ def live_through(
         num_requests, end_s = rng.randint(6, 12) if world.crowded else rng.randint(1, 12), world.now + STORM_S
         for key in range(1, num_requests + 1):
             earlier = list(world.wanted.values())
-            goes_on = 0.7 if has_states else 0.3
+            goes_on = 0.7 if has_states or has_windows else 0.3
             world.submit(
                 make_request(
                     rng, key, world.now, world.crowded, earlier, has_media=has_media, goes_on=goes_on, repeats_media=repeats_media
@@ -90,6 +91,12 @@ def test_recurrent_states_survive_whatever_dies(place: Path) -> None:
 def test_several_videos_survive_whatever_dies(place: Path) -> None:
     for seed in (*range(NUM_KNOWN // 2), *new_seeds()[: NUM_NEW // 2]):
         survive(seed, place, several_videos=True)
+
+
+def test_pages_of_windows_survive_whatever_dies(place: Path) -> None:
+    check_reach([survive(seed, place, has_windows=True) for seed in EVENTFUL])
+    for seed in new_seeds():
+        survive(seed, place, has_windows=True, sees_pictures=seed % 3 == 1, first_tokens=seed % 2 == 1)
 
 
 def test_pictures_that_a_chunk_must_hold_survive_whatever_dies(place: Path) -> None:

@@ -137,6 +137,37 @@ def test_each_device_has_a_kv_pool() -> None:
     assert two.plan_slot_bytes == one.plan_slot_bytes, "plans name no KV pages"
 
 
+WINDOWED = msgspec.structs.replace(  # as Gemma 4 31B, whose contexts are 8k
+    FACTS,
+    kv_page_bytes=16 * 880 << 10,
+    window_page_bytes=16 * 800 << 10,
+    window_tokens=1024,
+    window_chunk_tokens=1120,
+    max_context=8192,
+)
+
+
+def test_layers_with_a_window_have_pages_of_their_own() -> None:
+    def pools(text: str = "", facts: ModelFacts = WINDOWED) -> dict[str, tuple[int, int]]:
+        found = plan_layout(parse_config(text), facts, "bfloat16", HostRoom(64 * GIB, 1 << 60)).pools
+        return {name: (pool.num_pages * 16, pool.page_bytes) for name, pool in found.items() if name.startswith(("kv", "window"))}
+
+    one = {"kv": (8192, 16 * 80 << 10), "window": (2 * 1024 + 1120 + 8 * 16, 16 * 800 << 10)}
+    assert pools("[memory]\nkv_tokens = 8192\n") == one, "one context, or a guidance pair: 3.1 of 6.9 GiB"
+    assert pools("[memory]\nkv_tokens = 65536\n")["window"][0] == one["window"][0] + 14 * (1024 + 64), "half contexts"
+    assert pools("[memory]\nkv_tokens = 2048\n")["window"][0] == 2048
+    found, whole = pools(), pools('[cache]\ndir = "/var/cache/mmrt"\n')
+    assert set(whole) == {"kv"} and whole["kv"][1] == 16 * 880 << 10, "files have whole pages"
+    assert found["kv"][0] > 1.5 * whole["kv"][0] and sum(a * b for a, b in found.values()) <= sum(a * b for a, b in whole.values())
+    assert set(pools('[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n')) == {"kv", "kv.1"}
+    assert set(pools(facts=msgspec.structs.replace(WINDOWED, max_context=3000))) == {"kv"}, "a row would have as many"
+
+
+def test_what_a_request_keeps() -> None:
+    assert WINDOWED.kv_bytes(8192, 16) == (8192 * 80 + (1024 + 16) * 800) << 10, "1.4 GiB"
+    assert WINDOWED.kv_bytes(1000, 16) == 63 * WINDOWED.kv_page_bytes
+
+
 HYBRID = msgspec.structs.replace(FACTS, state_bytes=8 << 20, log_bytes=4 << 20, state_grid=16)
 
 

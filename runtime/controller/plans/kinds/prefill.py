@@ -6,7 +6,9 @@ from ....pools import state_pool
 from ...caches.embedding_cache import give_back_read
 from ...caches.prefix_cache import name_pages
 from ...caches.snapshots import allocate_snapshots, keep_snapshots, take_state
+from ...caches.window_pages import check_chunk, has_windows
 from ...rows.poison import absolve
+from ...rows.windows import advance
 from ...scheduling.budgets import update
 from ...scheduling.guidance import num_pages
 from ...scheduling.types import ChunkChoice, SegmentStage
@@ -30,6 +32,8 @@ def _chunk(state: ControllerState, request: Request, choice: ChunkChoice) -> Pre
     page_tokens, cache = state.limits.kv_page_tokens, state.pools[request.prefill_pool].cache
     for page in request.prefill_tables[choice.member][choice.start // page_tokens : num_pages(choice.end, page_tokens)]:
         assert cache.key_of(page) is None, f"a chunk would write page {page}, which has a key"
+    if has_windows(state):
+        check_chunk(state, request, choice)
     spans = []
     if choice.member == 0 and request.media.tracker is not None:
         for part in request.media.tracker.overlapping(choice.start, choice.end):
@@ -83,6 +87,7 @@ class PrefillKind(Kind[Prefill]):
         for request in live:
             name_pages(state, request)
             keep_snapshots(state, request, plan)
+            advance(state, request)
             if request.is_computed:
                 state.ask(request.key, request.gateway_generation)
 

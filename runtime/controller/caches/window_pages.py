@@ -1,0 +1,75 @@
+"""Pages of layers that attend to a window, in a pool of their own beside the KV pool (pure; rules over ``ControllerState``).
+
+A row has such pages for the last ``window_tokens`` tokens, for those that are computed next, and some ahead. They have the places of
+its KV pages, and their keys: a hit of n tokens needs the KV pages of all n, and of these the pages that the window of token n reaches.
+Pages that the window has left stay in the cache, and go first, unless other prompts have begun there.
+"""
+
+from collections.abc import Sequence
+
+from ...pools import PoolName, window_pool
+from ..scheduling.guidance import num_pages
+from ..scheduling.types import ChunkChoice
+from ..state.request import Request
+from ..state.state import ControllerState
+
+
+def has_windows(state: ControllerState) -> bool:
+    return state.limits.num_window_pages > 0
+
+
+def first_live(state: ControllerState, num_tokens: int) -> int:
+    """Return the place of the first page that the window of the token behind so many reaches, or of a later one."""
+    return max(0, num_tokens + 1 - state.limits.window_tokens) // state.limits.kv_page_tokens
+
+
+def cut_to_windows(state: ControllerState, request: Request, pool: PoolName, member: int, pages: list[int]) -> list[int]:
+    """Return those of a member's hits at whose end the cache has all pages of the window."""
+    cache, keys, page_tokens = state.pools[window_pool(pool)].cache, request.caches.keys[member], state.limits.kv_page_tokens
+    count = len(pages)
+    names = keys.up_to(count * page_tokens)
+    place = count - 1  # of the page that is looked for: those behind it, to the end of the hits, are there
+    while count and place >= first_live(state, count * page_tokens):
+        if cache.find(names[place]) is None:
+            count = place
+        place -= 1
+    return pages[:count]
+
+
+def windows_at(state: ControllerState, request: Request, pool: PoolName, member: int, num_hits: int) -> list[int]:
+    """Return the pages of the window at the end of so many hits."""
+    page_tokens = state.limits.kv_page_tokens
+    first = first_live(state, num_hits * page_tokens)
+    names = request.caches.keys[member].up_to(num_hits * page_tokens, first) if num_hits else []
+    found = state.pools[window_pool(pool)].cache.find_leading(names)
+    assert len(found) == len(names), "hits without the windows at their end"
+    return found
+
+
+def name_windows(state: ControllerState, request: Request, member: int, first: int, names: Sequence[bytes]) -> None:
+    """Give the pages of a row that it still has the keys of its KV pages in the same places: those from ``first`` on."""
+    if not has_windows(state):
+        return
+    begin = max(first, request.kv.window_firsts[member])
+    if chosen := names[begin - first :]:
+        pages = request.kv.windows[member][begin : first + len(names)]
+        state.name_pages(window_pool(request.kv_pool), pages, chosen, begin)
+
+
+def check_windows_unnamed(state: ControllerState, request: Request) -> None:
+    """As ``prefix_cache.check_unnamed``."""
+    cache = state.pools[window_pool(request.kv_pool)].cache
+    for table, length in zip(request.kv.windows, request.kv.lengths, strict=False):
+        first = (length + request.answer.committed - 1) // state.limits.kv_page_tokens
+        for page in table[first : first + 1]:
+            assert cache.key_of(page) is None, f"decode would write page {page} of windows, which has a key"
+
+
+def check_chunk(state: ControllerState, request: Request, choice: ChunkChoice) -> None:
+    """Assert that a chunk has pages, and that those which it writes have no keys."""
+    page_tokens, cache = state.limits.kv_page_tokens, state.pools[window_pool(request.prefill_pool)].cache
+    pages = request.kv.windows[choice.member]
+    assert num_pages(choice.end, page_tokens) <= len(pages), "a chunk without pages of windows"
+    assert request.kv.window_firsts[choice.member] <= first_live(state, choice.start), "a chunk would read pages that are given back"
+    for page in pages[choice.start // page_tokens : num_pages(choice.end, page_tokens)]:
+        assert cache.key_of(page) is None, f"a chunk would write page {page} of windows, which has a key"

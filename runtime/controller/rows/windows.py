@@ -1,0 +1,168 @@
+"""A row's pages of layers with a window: what it has at its grant, and as the window moves on (pure; rules over ``ControllerState``).
+
+The pages that the window has left are given back while the row runs, and others are taken for what comes next: before each plan to
+prefill, and ahead of decode. Nobody reads a page that is given back: prefill has no plan for the row then, and decode, which goes on
+from the committed ids whoever it is, reads from the window on.
+"""
+
+from collections.abc import Sequence
+
+from ....schema.rows import Phase
+from ...pools import PoolName, window_pool
+from ..caches.prefix_cache import Hits
+from ..caches.window_pages import first_live, has_windows, windows_at
+from ..scheduling.guidance import Lengths, num_pages, prefill_targets
+from ..state.effects import AppendWindowPages
+from ..state.request import Request
+from ..state.state import ControllerState, membership, owner
+
+_LEAST_CHUNK = 2  # pages
+
+
+def window_needs(
+    state: ControllerState, request: Request, pool: PoolName, targets: Lengths, wanted: Lengths, hits: Hits
+) -> dict[PoolName, int]:
+    """Return the free pages that a grant takes. ``targets``: tokens to be prefilled per member; ``wanted``: KV pages; ``hits``: of
+    these, those that the cache has."""
+    if not has_windows(state):
+        return {}
+    cache, count, shared = state.pools[window_pool(pool)].cache, 0, set[int]()
+    for member, most in enumerate(wanted):
+        num_hits = len(hits[member]) if hits else 0
+        done = num_hits * state.limits.kv_page_tokens
+        count += max(0, _goal(state, request, member, done, targets[member], most) - num_hits)
+        if num_hits:
+            shared.update(windows_at(state, request, pool, member, num_hits))
+    return {window_pool(pool): count + sum(cache.is_idle(page) for page in shared)}
+
+
+def give_windows(state: ControllerState, request: Request, wanted: Lengths, hits: Hits) -> None:
+    """Grant a row what ``window_needs`` counts: those of the window at the end of its hits are the cache's."""
+    if not has_windows(state):
+        return
+    pool, page_tokens = window_pool(request.kv_pool), state.limits.kv_page_tokens
+    cache = state.pools[pool].cache
+    found = [windows_at(state, request, request.kv_pool, member, len(pages)) for member, pages in enumerate(hits)]
+    for pages in found:  # before any are allocated, which may evict idle ones
+        state.pools[pool].share(owner(request), pages)
+        for page in pages:
+            if (key := cache.key_of(page)) is not None:
+                cache.spare(key)
+    is_pooled = request.spec.generation.pooling is not None
+    targets = request.kv.lengths if is_pooled else prefill_targets(request.kv.lengths, request.answer.committed)
+    for member, most in enumerate(wanted):
+        num_hits = len(hits[member]) if hits else 0
+        first = first_live(state, num_hits * page_tokens)
+        request.kv.leave_windows(member, first)
+        _append(state, request, member, [0] * first + (found[member] if found else []))
+        goal = _goal(state, request, member, num_hits * page_tokens, targets[member], most)
+        _take(state, request, member, goal - num_hits)
+
+
+def advance(state: ControllerState, request: Request, wanted: Lengths | None = None) -> None:
+    """Give back the pages that the row's windows have left, and take others for what comes next, as far as there are any. ``wanted``:
+    up to so many places per member; None: as many as it has KV pages. No plan may be filling these."""
+    if not has_windows(state) or not request.has_kv or request.ending or request.is_finished:
+        return
+    members = range(len(request.kv.lengths))
+    for member in members:
+        _leave(state, request, member)
+    for member in members:
+        done, most = num_computed(request, member), len(request.kv.tables[member])
+        most = most if wanted is None else min(most, wanted[member])
+        goal = _goal(state, request, member, done, request.targets[member], most)
+        missing = min(goal - len(request.kv.windows[member]), state.pools[window_pool(request.kv_pool)].num_free)
+        if missing > 0:
+            _take(state, request, member, missing)
+
+
+def num_computed(request: Request, member: int) -> int:
+    """Return the tokens of a member that are in its KV pages."""
+    prefilled = request.kv.prefilled[member]
+    if not request.kv.lengths or request.phase != Phase.DECODE and request.record.member_of is None:
+        return prefilled
+    return max(prefilled, request.kv.lengths[member] + request.answer.committed - 1)
+
+
+def num_short(state: ControllerState, request: Request) -> int:
+    """Return how many pages the row's members lack, of those that they need for their next tokens."""
+    if not has_windows(state) or not request.has_kv:
+        return 0
+    page_tokens, short = state.limits.kv_page_tokens, 0
+    for member, table in enumerate(request.kv.tables[: len(request.kv.lengths)]):
+        done = num_computed(request, member)
+        if request.phase == Phase.DECODE or done < request.targets[member]:
+            least = max([done + 1, *(last for first, last in _pictures(state, request, member, done) if first <= done)])
+            short += max(0, min(num_pages(least, page_tokens), len(table)) - len(request.kv.windows[member]))
+    return short
+
+
+def room(state: ControllerState, request: Request, member: int) -> int:
+    """Return the tokens of a member that can be prefilled so far: those that it has pages for, up to no picture's midst."""
+    done = request.kv.prefilled[member]
+    end = len(request.kv.windows[member]) * state.limits.kv_page_tokens
+    for first, last in _pictures(state, request, member, done):
+        if first < end < last:
+            return max(first, done)
+    return end
+
+
+def restore_windows(state: ControllerState, request: Request) -> None:
+    """In a new controller: which pages are the row's. Plans in flight are done again from where they begin."""
+    for member, pages in enumerate(request.kv.windows):
+        if pages:
+            done = num_computed(request, member)
+            chunks = [chunk for plan in request.plans.values() if plan.FILLS_KV for chunk in plan.chunks]
+            starts = [c.start for c in chunks if (c.row, c.row_generation, c.member) == (*request.key_in_table, member)]
+            request.kv.leave_windows(member, min(len(pages), first_live(state, min([done, *starts]))))
+
+
+def _goal(state: ControllerState, request: Request, member: int, num_done: int, target: int, most: int) -> int:
+    """Return the place behind the last page that a member is to have, of ``most``: up to the end of the longest chunk that comes next,
+    or, once nothing is to be prefilled, as many as leave the other member of a pair as many."""
+    if num_done >= target:
+        return min(most, first_live(state, num_done) + state.limits.num_window_pages // 2)
+    end = num_done + _chunk(state, member)
+    for first, last in _pictures(state, request, member, num_done):
+        if first < end < last:
+            end = last
+    return min(most, num_pages(end, state.limits.kv_page_tokens))
+
+
+def _chunk(state: ControllerState, member: int) -> int:
+    """Return the tokens of a member's longest chunk. The pool may have no room for those of two members."""
+    limits, page_tokens = state.limits, state.limits.kv_page_tokens
+    of_both = 2 * (num_pages(limits.window_tokens, page_tokens) + num_pages(limits.window_chunk, page_tokens) + 4)
+    return limits.window_chunk if member == 0 or of_both <= limits.num_window_pages else _LEAST_CHUNK * page_tokens
+
+
+def _pictures(state: ControllerState, request: Request, member: int, start: int) -> Sequence[tuple[int, int]]:
+    """Return the tokens of pictures that a chunk of a member must hold, behind ``start``."""
+    tracker = request.media.tracker
+    is_asked_for = member == 0 and state.limits.sees_pictures and tracker is not None
+    return tracker.pictures(start, request.targets[0]) if is_asked_for and tracker is not None else ()
+
+
+def _leave(state: ControllerState, request: Request, member: int) -> None:
+    pages = request.kv.leave_windows(member, first_live(state, num_computed(request, member)))
+    others = {page for other in range(len(request.kv.windows)) for page in request.kv.own_windows(other)}
+    if left := [page for page in dict.fromkeys(pages) if page not in others]:
+        ledger = state.pools[window_pool(request.kv_pool)]
+        keys = [key for page in left if (key := ledger.cache.key_of(page)) is not None]
+        ledger.leave(owner(request), [membership(request)], left)
+        ledger.cache.demote([key for key in keys if not ledger.cache.is_spared(key)])
+
+
+def _take(state: ControllerState, request: Request, member: int, count: int) -> None:
+    pool = window_pool(request.kv_pool)
+    run = state.allocate(pool, request, max(0, count))
+    assert run is not None, "the granter gave pages of windows that are not free"
+    if request.record.member_of is not None:
+        state.pools[pool].use(membership(request), run.pages)
+    _append(state, request, member, run.pages)
+
+
+def _append(state: ControllerState, request: Request, member: int, pages: Sequence[int]) -> None:
+    if pages:
+        state.emit(AppendWindowPages(request.row, member, list(pages)))
+        request.kv.append_windows(member, pages)

@@ -1,0 +1,107 @@
+"""Pages of layers with a window: what a row has of them while its window moves on. ``test_recovery_world`` has the rest."""
+
+from mmrt.runtime.bus import messages as m
+from mmrt.runtime.bus import plans as p
+from mmrt.runtime.controller.recovery import recover
+from mmrt.runtime.controller.state.effects import AppendWindowPages, SetPrefilled
+from mmrt.runtime.controller.state.state import owner
+from mmrt.schema.rows import Phase
+from mmrt.tests.runtime.controller.test_machine import KEY, Driver, index, text
+from mmrt.tests.runtime.controller.test_recovery import remains
+from mmrt.tests.runtime.controller.test_state_grants import finish
+
+SIZES = {"placeholder_ids": {}, "window_tokens": 8, "window_chunk": 8, "num_window_pages": 14, "prefix_cache": True}
+
+
+def live(driver: Driver, key: int = KEY, member: int = 0) -> list[int]:
+    """Places of the row's pages."""
+    kv = driver.state.requests[key].kv
+    return list(range(kv.window_firsts[member], len(kv.windows[member])))
+
+
+def used(driver: Driver) -> int:
+    return driver.state.pools["window"].num_used
+
+
+def prefill(driver: Driver, key: int = KEY) -> list[tuple[int, int, list[int]]]:
+    """Prefill the row: its chunks, and the places of its pages in each."""
+    seen = []
+    while driver.state.requests[key].phase == Phase.PREPARE:
+        _, plan = driver.plan("prefill")
+        assert isinstance(plan, p.Prefill)
+        seen += [(chunk.start, chunk.end, live(driver, key)) for chunk in plan.chunks]
+        driver.done("prefill")
+    return seen
+
+
+def test_a_row_has_pages_of_its_window_and_of_what_comes_next() -> None:
+    driver = Driver(**SIZES, ahead_s=0.0, spare_ahead_s=0.0)
+    driver.submit(text(40, 20))
+    seen = prefill(driver)
+    assert [end - start for start, end, _ in seen] == [8] * 4 + [7]
+    assert [places for *_, places in seen] == [[0, 1], [0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7], [6, 7, 8, 9]]
+    row = driver.state.requests[KEY].row
+    for count in range(1, 20):
+        driver.counts[row] = (count, 0)
+        driver.tick(0.05)
+        reached = 40 + count - 8
+        assert live(driver)[0] <= reached // 4 and used(driver) == len(live(driver)) <= 2 + 1 + 2 + 1
+        assert len(driver.state.requests[KEY].kv.windows[0]) * 4 >= min(40 + count, 59)
+    finish(driver)
+    assert used(driver) == 0
+
+
+def test_a_hit_needs_the_pages_of_the_window_at_its_end() -> None:
+    """The pages before are not needed, and go first."""
+    driver = Driver(**SIZES, num_kv_pages=64)
+    driver.submit(text(41, 2))
+    prefill(driver)
+    finish(driver)
+    driver.receive("gateway", m.Delivered(1, KEY)).tick()
+    pool = driver.state.pools["window"]
+    assert used(driver) == 0 and pool.cache.num_idle == 11
+    effects = driver.submit(text(41, 2), KEY + 1)
+    request = driver.state.requests[KEY + 1]
+    assert effects[index(effects, SetPrefilled)] == SetPrefilled(request.row, 0, 40)
+    assert live(driver, KEY + 1)[0] == 8 and pool.num_rows(request.kv.windows[0][8]) == 1
+    assert effects[index(effects, AppendWindowPages)].pages[:8] == [0] * 8  # type: ignore[attr-defined]
+    taken = pool.allocate(9, pool.num_free)
+    assert taken is not None and len(pool.cache) == 2, "pages of the window are held"
+    pool.retire(9)
+    driver.submit(text(33, 2), KEY + 2)
+    assert driver.state.requests[KEY + 2].kv.prefilled[0] == 0, "the KV pages are there, and those of the window are not"
+
+
+def test_members_of_a_pair_that_share_pages_leave_them_one_after_the_other() -> None:
+    driver = Driver(**SIZES, num_kv_pages=64)
+    driver.submit(text(17, 1))
+    prefill(driver)
+    finish(driver)
+    driver.receive("gateway", m.Delivered(1, KEY)).tick()
+    driver.submit(text(60, 2, companion_ids=list(range(1, 31))), KEY + 1)
+    request, pool = driver.state.requests[KEY + 1], driver.state.pools["window"]
+    first, second = request.kv.windows
+    shared = first[2:4]
+    assert shared == second[2:4] and request.kv.prefilled == [16, 16]
+    while request.phase == Phase.PREPARE:
+        left = request.kv.window_firsts
+        assert all((page in pool.owned_by(owner(request))) == (min(left) <= place) for place, page in enumerate(shared, 2))
+        assert pool.owned_by(owner(request)) == {*request.kv.own_windows(0), *request.kv.own_windows(1)}
+        driver.done("prefill")
+
+
+def test_a_plan_that_is_done_again_finds_its_window() -> None:
+    """A controller dies once it has recorded what a plan has computed, and before it clears the plan."""
+    driver = Driver(**SIZES)
+    driver.submit(text(40, 4))
+    for _ in range(2):
+        driver.done("prefill")
+    _, plan = driver.plan("prefill")
+    assert isinstance(plan, p.Prefill) and (plan.chunks[0].start, plan.chunks[0].end) == (16, 24)
+    snapshot = remains(driver)
+    (row,) = snapshot.rows
+    again = recover(driver.state.limits, 4, snapshot._replace(rows=[row._replace(prefilled=(24, 0))])).state
+    kv, pool = again.requests[KEY].kv, again.pools["window"]
+    assert kv.window_firsts[0] == 2 and set(kv.windows[0][2:]) == pool.owned_by(0)
+    alone = recover(driver.state.limits, 4, snapshot._replace(rows=[row._replace(prefilled=(24, 0))], plans=[])).state
+    assert alone.requests[KEY].kv.window_firsts[0] == 4

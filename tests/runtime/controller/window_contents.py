@@ -1,0 +1,46 @@
+"""What pages of layers with a window hold in the simulated run of ``recovery_world``: values as KV pages have them, of a window alone.
+
+What a plan or a step reads must be there when it begins, and stay the row's until it ends.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mmrt.runtime.bus import plans as p
+from mmrt.runtime.controller.scheduling.types import Limits
+from mmrt.runtime.pools import window_pool
+from mmrt.shm.pool import PagePool
+from mmrt.shm.sequence_table import SequenceTable
+from mmrt.tests.runtime.controller.kv_contents import PAGE_TOKENS
+
+READ = -1
+"""The slot of an entry of writes that is none: the page is read."""
+
+
+class WindowContents:
+    def __init__(
+        self, table: SequenceTable, pools: dict[str, PagePool], content: dict[str, list[dict[int, Any]]], limits: Limits
+    ) -> None:
+        self._table, self._pools, self._content, self._limits = table, pools, content, limits
+
+    def chunk(self, chunk: p.PrefillChunk, kv: str, values: Sequence[int]) -> list[tuple[Any, ...]]:
+        return self._entries(chunk.row, chunk.member, kv, values, chunk.start, chunk.end)
+
+    def token(self, row: int, member: int, kv: str, values: Sequence[int]) -> list[tuple[Any, ...]] | None:
+        """Of the last of these; None while there is no page for it."""
+        if len(self._table.window_pages(row, member)) * PAGE_TOKENS < len(values):
+            return None
+        return self._entries(row, member, kv, values, len(values) - 1, len(values))
+
+    def _entries(self, row: int, member: int, kv: str, values: Sequence[int], start: int, end: int) -> list[tuple[Any, ...]]:
+        pool, pages = window_pool(kv), self._table.window_pages(row, member).tolist()
+        generations, first = self._pools[pool].generations, max(0, start + 1 - self._limits.window_tokens)
+        for at in range(first, start):
+            found = self._content[pool][pages[at // PAGE_TOKENS]].get(at % PAGE_TOKENS)
+            assert found == values[at], f"a window holds {found} where {values[at]} should be"
+        reads = {pages[at // PAGE_TOKENS] for at in range(first, start)}
+        entries: list[tuple[Any, ...]] = [(pool, page, int(generations[page]), READ, 0) for page in sorted(reads)]
+        for at in range(start, end):
+            page = pages[at // PAGE_TOKENS]
+            entries.append((pool, page, int(generations[page]), at % PAGE_TOKENS, values[at]))
+        return entries
