@@ -61,6 +61,7 @@ class Counting:
         lengths: torch.Tensor,
         block_tables: torch.Tensor,
         states: StateRows | None = None,
+        window_tables: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if self.broken & set(ids.tolist()):
             raise RuntimeError("this one cannot be computed")

@@ -186,6 +186,7 @@ class Steps:
         lengths: torch.Tensor,
         block_tables: torch.Tensor,
         states: StateRows | None = None,
+        window_tables: torch.Tensor | None = None,
     ) -> torch.Tensor:
         inputs = StepInputs.allocate(bucket_of(len(ids)), MAX_PAGES, torch.device("cpu"))
         inputs.fill(ids, positions, lengths, block_tables)

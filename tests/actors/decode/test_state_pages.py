@@ -63,6 +63,7 @@ class Remembering(Counting):
         lengths: torch.Tensor,
         block_tables: torch.Tensor,
         states: StateRows | None = None,
+        window_tables: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert states is not None
         for base, log, place in zip(states.bases.tolist(), states.logs.tolist(), (lengths - 1).tolist(), strict=True):
