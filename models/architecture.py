@@ -94,13 +94,15 @@ class MlpConfig(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
 
 
 class MoeConfig(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
-    """A feed-forward: the weighted sum of the ``top_k`` SwiGLUs that a router chooses for each token, of ``num_experts``."""
+    """A feed-forward: the weighted sum of the ``top_k`` experts that a router chooses for each token, of ``num_experts``, each as an
+    MLP."""
 
     num_experts: int
     top_k: int
     expert_size: int
     shared_size: int = 0  # of an expert that every token has besides, times the sigmoid of a gate; 0: none
     renormalise: bool = True  # the weights of a token's experts are made to sum up to 1
+    activation: Literal["silu", "gelu_tanh"] = "silu"
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -108,7 +110,20 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
         return (self.expert_size, self.shared_size) if self.shared_size else (self.expert_size,)
 
 
-FeedForwardConfig = MlpConfig | MoeConfig
+class MlpAndExpertsConfig(msgspec.Struct, frozen=True, kw_only=True, tag="mlp_and_experts"):
+    """A feed-forward: an MLP, and experts beside it, each normed before they are added. Router and experts see the residual stream,
+    each by a norm of its own; an expert's weight is multiplied by a number of the expert's (Gemma 4)."""
+
+    mlp: MlpConfig
+    experts: MoeConfig
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """As ``MlpConfig.widths``."""
+        return (*self.mlp.widths, *self.experts.widths)
+
+
+FeedForwardConfig = MlpConfig | MoeConfig | MlpAndExpertsConfig
 
 
 class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,6 +245,13 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(width for layer in self.layers for width in layer.feed_forward.widths))
 
     @property
+    def experts(self) -> tuple[MoeConfig, ...]:
+        """Of all feed-forwards that have some, each once."""
+        found = (layer.feed_forward for layer in self.layers)
+        experts = (each.experts if isinstance(each, MlpAndExpertsConfig) else each for each in found)
+        return tuple(dict.fromkeys(each for each in experts if isinstance(each, MoeConfig)))
+
+    @property
     def intermediate_size(self) -> int:
         """Width of the widest feed-forward."""
         return max(self.widths)
@@ -331,8 +353,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         several parts. Encoding a token's four patch rows takes about as much."""
         lm, size = self.language, DTYPE_BYTES[self.dtype]
         heads = max((its.num_heads + 2 * its.num_kv_heads) * its.head_dim for its, _ in lm.kv_groups)
-        has_experts = any(isinstance(layer.feed_forward, MoeConfig) for layer in lm.layers)
-        experts = (2 * size + 8) * lm.hidden_size if has_experts else 0
+        experts = (2 * size + 8) * lm.hidden_size if lm.experts else 0
         deep = self.embedding_row_bytes() if self.num_deep else 0
         per_layer = 3 * size * lm.num_layers * lm.per_layer.size if lm.per_layer is not None else 0
         return size * (3 * lm.hidden_size + 2 * heads + 3 * lm.intermediate_size) + experts + deep + per_layer
@@ -341,8 +362,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes that the experts of a layer take in a step on a GPU, where all of them multiply ``MASKED_TOKENS`` tokens: three times
         their width, what they give, and that in float32 twice. 0 without experts."""
         lm, size = self.language, DTYPE_BYTES[self.dtype]
-        layers = {layer.feed_forward for layer in lm.layers if isinstance(layer.feed_forward, MoeConfig)}
-        of_token = (moe.num_experts * (size * (3 * moe.expert_size + lm.hidden_size) + 8 * lm.hidden_size) for moe in layers)
+        of_token = (moe.num_experts * (size * (3 * moe.expert_size + lm.hidden_size) + 8 * lm.hidden_size) for moe in lm.experts)
         return MASKED_TOKENS * max(of_token, default=0)
 
     def logits_bytes(self) -> int:

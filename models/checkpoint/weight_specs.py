@@ -10,11 +10,25 @@ from typing import Literal, NamedTuple
 
 from ...schema.quantization import IntegerQuantization
 from ...schema.weight_layout import INT8G_COLUMNS, PACKED_ROWS
-from ..architecture import AttentionConfig, DeltaConfig, FeedForwardConfig, LanguageConfig, ModelConfig, MoeConfig, RopeConfig
+from ..architecture import (
+    AttentionConfig,
+    DeltaConfig,
+    LanguageConfig,
+    LayerConfig,
+    MlpAndExpertsConfig,
+    ModelConfig,
+    MoeConfig,
+    RopeConfig,
+)
 
 Shape = tuple[int, ...]
 
 _IN_INTEGERS = ("int8", "int8g", "int4")
+_NORMS_OF_EXPERTS = {  # beside an MLP
+    "mlp_norm": "post_feedforward_layernorm_1",
+    "experts_input_norm": "pre_feedforward_layernorm_2",
+    "experts_norm": "post_feedforward_layernorm_2",
+}
 INT4_GROUPS = (256, 128, 64, 32)  # columns that may share a scale in int4
 
 
@@ -170,7 +184,7 @@ def language_specs(lm: LanguageConfig) -> Iterator[TensorSpec]:
         if layer.has_output_norms:
             yield _norm(lm, f"{name}mixed_norm", f"{source}post_self_attn_layernorm.weight", hidden)
             yield _norm(lm, f"{name}output_norm", f"{source}post_mlp_layernorm.weight", hidden)
-        yield from _feed_forward_specs(layer.feed_forward, hidden, name, f"{source}mlp.")
+        yield from _feed_forward_specs(layer, hidden, name, source)
         if inputs is not None:
             yield _matrix(_single(f"{name}per_layer_gate", f"{source}per_layer_input_gate.weight", inputs.size, hidden))
             yield _matrix(_single(f"{name}per_layer_out", f"{source}per_layer_projection.weight", hidden, inputs.size))
@@ -240,7 +254,17 @@ def _delta_specs(delta: DeltaConfig, hidden: int, name: str, source: str) -> Ite
     yield _matrix(_single(f"{name}o", f"{source}out_proj.weight", hidden, values))
 
 
-def _feed_forward_specs(config: FeedForwardConfig, hidden: int, name: str, source: str) -> Iterator[TensorSpec]:
+def _feed_forward_specs(layer: LayerConfig, hidden: int, name: str, layer_source: str) -> Iterator[TensorSpec]:
+    config, source = layer.feed_forward, f"{layer_source}mlp."
+    if isinstance(config, MlpAndExpertsConfig):
+        yield from _mlp_specs(config.mlp.intermediate_size, hidden, name, source)
+        yield _single(f"{name}router", f"{layer_source}router.proj.weight", config.experts.num_experts, hidden)
+        yield _float32(f"{name}router_norm", f"{layer_source}router.scale", hidden)
+        yield _float32(f"{name}expert_scales", f"{layer_source}router.per_expert_scale", config.experts.num_experts)
+        yield from _experts_specs(config.experts, hidden, f"{name}experts_", f"{layer_source}experts.")
+        for norm, its in _NORMS_OF_EXPERTS.items():
+            yield _single(f"{name}{norm}", f"{layer_source}{its}.weight", hidden)
+        return
     if not isinstance(config, MoeConfig):
         yield from _mlp_specs(config.intermediate_size, hidden, name, source, config.is_fused)
         return

@@ -18,12 +18,18 @@ from .matrices import FloatMatrix, Matrix
 _PAIRS = 1024  # of a token and an expert, multiplied at once: their activations take some MiB
 
 
+Activation = Callable[[Tensor], Tensor]
+
+
 class Experts(NamedTuple):
-    """A layer's experts, one below the other: ``gate_up`` [E x 2 I, H] and ``down`` [E x H, I]."""
+    """A layer's experts, one below the other: ``gate_up`` [E x 2 I, H] and ``down`` [E x H, I]. ``scales``: float32 [E], by which
+    weights are multiplied. ``activate``: in place of the operations' SwiGLU."""
 
     config: MoeConfig
     gate_up: Matrix
     down: Matrix
+    scales: Tensor | None = None
+    activate: Activation | None = None
 
 
 class Routes(NamedTuple):
@@ -33,8 +39,9 @@ class Routes(NamedTuple):
     weights: Tensor
 
 
-def route(logits_NE: Tensor, config: MoeConfig) -> Routes:
-    """The experts with the largest softmax of ``logits``; of equal ones those with the lower numbers."""
+def route(logits_NE: Tensor, config: MoeConfig, scales: Tensor | None = None) -> Routes:
+    """The experts with the largest softmax of ``logits``; of equal ones those with the lower numbers. ``scales``: see ``Experts``; with
+    them weights are not rounded."""
     chances = logits_NE.softmax(-1, dtype=torch.float32)
     # Keys that differ even where chances are equal: the bits of a chance, which order as it does, then the expert's number, reversed.
     reversed_numbers = torch.arange(config.num_experts - 1, -1, -1, device=logits_NE.device)
@@ -44,6 +51,8 @@ def route(logits_NE: Tensor, config: MoeConfig) -> Routes:
     weights = chances.gather(1, numbers)
     if config.renormalise:
         weights = weights / weights.sum(1, keepdim=True)
+    if scales is not None:
+        return Routes(numbers, weights * scales[numbers])
     return Routes(numbers, weights.to(logits_NE.dtype).float())
 
 

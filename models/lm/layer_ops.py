@@ -61,8 +61,8 @@ class CpuOperations:
         return F.silu(gate).mul_(up)
 
     def experts(self, x_NH: Tensor, logits_NE: Tensor, experts: Experts) -> Tensor:
-        routes = route(logits_NE, experts.config)
-        return sum_by_expert(x_NH, routes, experts, self.silu_mul, alike=self.attentions[0].is_decoding)
+        routes = route(logits_NE, experts.config, experts.scales)
+        return sum_by_expert(x_NH, routes, experts, experts.activate or self.silu_mul, alike=self.attentions[0].is_decoding)
 
     def rotate_and_write(self, place: KvPlace | None, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
         kv_heads = 0 if place is None else self._kv_heads[place.group]

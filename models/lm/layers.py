@@ -143,7 +143,7 @@ class Layer:
         """Add the mixer's output, then the feed-forward's, to the residual stream ``hidden``, in place. Returns the stream normed for
         what follows. ``deep``: parts of the stream, and what is added to them besides. ``inputs``: the layer's of ``per_layer``."""
         normed = self._operations.add_norm(self._output(0, mixed), hidden, self._post_norm)
-        output = self._output(1, self._feed_forward(normed))
+        output = self._output(1, self._feed_forward(normed, hidden))
         if not deep and inputs is None and self._scalar is None:
             return self._operations.add_norm(output, hidden, self._following)
         hidden += output

@@ -49,7 +49,7 @@ class TritonOperations:
 
     def experts(self, x_NH: Tensor, logits_NE: Tensor, experts: Experts) -> Tensor:
         sums = sum_by_mask if self.attentions[0].is_decoding else sum_by_expert  # a graph has the former
-        return sums(x_NH, route(logits_NE, experts.config), experts, self.silu_mul)
+        return sums(x_NH, route(logits_NE, experts.config, experts.scales), experts, experts.activate or self.silu_mul)
 
     def rotate_and_write(self, place: KvPlace | None, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
         assert place is not None, "no layer shares keys and values"

@@ -35,6 +35,8 @@ def randomise(model: Any) -> None:
         for name, weight in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith("layer_scalar"):
                 weight.fill_(0.5 + torch.rand(()).item())
+            elif name.endswith(("router.scale", "per_expert_scale")):
+                weight.uniform_(0.5, 1.5)
             elif "norm" in name:
                 weight.normal_(0.5 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0, 0.2)
 
@@ -64,6 +66,36 @@ def test_without_shared_layers_and_inputs(tmp_path: Path) -> None:
     }
     fields = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "final_logit_softcapping": None}
     check(tmp_path, save(tmp_path, **fields, rope_parameters=ropes))
+
+
+EXPERTS = {
+    "enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 32, "hidden_size": 64,
+    "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False,
+}  # fmt: skip
+
+
+def test_experts_beside_an_mlp(tmp_path: Path) -> None:
+    """As 26B-A4B has them in all layers: a norm for each, a router that sees the stream, and a number by which each expert counts."""
+    language = check(tmp_path, save(tmp_path, **EXPERTS)).language
+    assert [(each.num_experts, each.top_k, each.expert_size) for each in language.experts] == [(8, 3, 32)]
+    assert language.widths == (SIZES["intermediate_size"], 32)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("weights", "least"), [("int8", 0.1), ("int8g", 0.02), ("int4", 0.3)])
+def test_experts_in_integers(tmp_path: Path, weights: Any, least: float) -> None:
+    """A route that turns to another expert by rounding makes an error of its own; most do not."""
+    reference = save(tmp_path, **EXPERTS)
+    ids = torch.randint(0, 300, (80,), generator=torch.Generator().manual_seed(1))
+    expected = reference(input_ids=ids[None], use_cache=False).logits[0]
+    config = load_model_config(tmp_path, dtype="float32", weights=weights)
+    kv, places = torch.zeros(10, config.kv_page_bytes(PAGE_TOKENS), dtype=torch.uint8), torch.arange(80).expand(3, -1)
+    tensors = read_weights(tmp_path, config)
+    assert tensors["layers.0.experts_gate_up"].dtype == (torch.uint8 if weights == "int4" else torch.int8)
+    lm = LanguageModel(config, tensors, kv, PAGE_TOKENS)
+    found = lm.logits(lm.prefill([Chunk(lm.embed(ids), places, 0, torch.arange(10), ids=ids)], [0])[0])
+    errors = (found - expected).pow(2).mean(1) / expected.var(1)
+    assert 1e-6 < float(errors.median()) < least
 
 
 def test_published_files_say_sizes_in_another_way(tmp_path: Path) -> None:
@@ -172,7 +204,8 @@ def test_quantized_weights_and_caches(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"enable_moe_block": True}, "enable_moe_block is true; Gemma 4's experts are not supported"),
+        ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5}, "top_k_experts is 5, expected an integer from 1 to 4"),
+        ({"enable_moe_block": True, "num_experts": None}, "num_experts is missing"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all', expected 'vision'"),
         ({"num_kv_shared_layers": 7}, "num_kv_shared_layers is 7; layer 2 finds no earlier one of its type"),
         ({"num_kv_shared_layers": 8}, "num_kv_shared_layers is 8, expected an integer from 0 to 7"),
@@ -204,6 +237,7 @@ def test_made_checkpoints_are_read_by_transformers(tmp_path: Path) -> None:
         ("gemma4", "e2b"),
         ("gemma4", "e4b"),
         ("gemma4", "31b"),
+        ("gemma4", "26b-a4b"),
         ("gemma3_seeing", "4b"),
         ("gemma3_seeing", "27b"),
     ],
@@ -221,4 +255,5 @@ def test_published_sizes_have_the_tensors_of_transformers(tmp_path: Path, family
     canonical = family_named(family).canonical_name
     expected = {canonical(name): tuple(values.shape) for name, values in reference.state_dict().items() if name != "lm_head.weight"}
     specs = family_named(family).tensor_specs(load_model_config(tmp_path))
-    assert {source.name: source.shape for spec in specs for source in spec.sources} == expected
+    wholes = (source.part or source for spec in specs for source in spec.sources)
+    assert {whole.name: whole.shape for whole in wholes} == expected

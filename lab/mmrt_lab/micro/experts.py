@@ -114,7 +114,7 @@ class _Layer:
             for first in range(0, experts * rows, rows):  # an expert at a time: all in float32 would take gigabytes
                 values = torch.randn(rows, columns, generator=generator).mul_(columns**-0.5)
                 narrow(values, *(stored[part][first : first + rows] for part, _, _ in _parts(shape.weights, name, columns)))
-        self.experts = Experts(self.config, *(matrix_of(stored, name) for name in ("gate_up", "down")))
+        self.experts = Experts(self.config, matrix_of(stored, "gate_up"), matrix_of(stored, "down"))
         self.expert_bytes = sum(values.nbytes for values in stored.values()) / experts
         self._has_kernels = layer_kernels.has_kernels(self.dtype, hidden, width)
 

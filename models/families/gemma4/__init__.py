@@ -1,5 +1,5 @@
-"""Gemma 4 with towers (E2B, E4B, 31B), as transformers' ``gemma4``: text, pictures and videos, small models sounds; checkpoints of the
-decoder alone, too."""
+"""Gemma 4 with towers (E2B, E4B, 26B-A4B, 31B), as transformers' ``gemma4``: text, pictures and videos, small models sounds;
+checkpoints of the decoder alone, too."""
 
 from collections.abc import Mapping
 from importlib import import_module

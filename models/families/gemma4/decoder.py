@@ -4,7 +4,16 @@ small models the last layers attend to the keys and values of earlier ones, and 
 
 from msgspec.structs import replace
 
-from ...architecture import AttentionConfig, LanguageConfig, LayerConfig, MlpConfig, PerLayerConfig, RopeConfig
+from ...architecture import (
+    AttentionConfig,
+    LanguageConfig,
+    LayerConfig,
+    MlpAndExpertsConfig,
+    MlpConfig,
+    MoeConfig,
+    PerLayerConfig,
+    RopeConfig,
+)
 from ...checkpoint.json_fields import JsonObject
 from ..fields import parse_attention
 from ..text import gemma
@@ -16,8 +25,6 @@ _STILL = 1e30  # by which a pair turns more slowly that does not turn
 def parse_text(text: JsonObject, max_context: int, tie: bool, placeholders: tuple[int, ...]) -> LanguageConfig:
     """``placeholders`` of media. Raises CheckpointError."""
     text.text("hidden_activation", default=gemma.ACTIVATION, choices=(gemma.ACTIVATION,))
-    if text.boolean("enable_moe_block", default=False):
-        raise text.error("enable_moe_block", "is true; Gemma 4's experts are not supported")
     hidden_size = text.integer("hidden_size")
     layers = _parse_layers(text, max_context)
     size = text.integer("hidden_size_per_layer_input", default=256, least=0)
@@ -47,6 +54,7 @@ def _parse_layers(text: JsonObject, max_context: int) -> tuple[LayerConfig, ...]
     num_shared = text.integer("num_kv_shared_layers", default=0, least=0, most=num_layers - 1)
     num_owners, is_wide = num_layers - num_shared, text.boolean("use_double_wide_mlp", default=False)
     inner, layers, seeing = text.integer("intermediate_size"), list[LayerConfig](), _sees_pictures(text)
+    experts = _parse_experts(text)
     for index, window in enumerate(windows):
         owner = -1
         if index >= num_owners:
@@ -57,8 +65,22 @@ def _parse_layers(text: JsonObject, max_context: int) -> tuple[LayerConfig, ...]
         own_window = window if window < max_context else 0
         mixer = replace(mixer, window=own_window, owner=owner, sees_pictures=seeing and bool(window))
         mlp = MlpConfig(intermediate_size=inner * (2 if is_wide and owner >= 0 else 1), activation="gelu_tanh")
-        layers.append(LayerConfig(mixer=mixer, feed_forward=mlp, has_output_norms=True, has_scalar=True))
+        feed_forward = mlp if experts is None else MlpAndExpertsConfig(mlp=mlp, experts=experts)
+        layers.append(LayerConfig(mixer=mixer, feed_forward=feed_forward, has_output_norms=True, has_scalar=True))
     return tuple(layers)
+
+
+def _parse_experts(text: JsonObject) -> MoeConfig | None:
+    """Of all layers, beside their MLPs. Raises CheckpointError."""
+    if not text.boolean("enable_moe_block", default=False):
+        return None
+    num_experts = text.integer("num_experts", most=1 << 16)
+    return MoeConfig(
+        num_experts=num_experts,
+        top_k=text.integer("top_k_experts", most=num_experts),
+        expert_size=text.integer("moe_intermediate_size"),
+        activation="gelu_tanh",
+    )
 
 
 def _sees_pictures(text: JsonObject) -> bool:

@@ -123,6 +123,23 @@ _SHAPES = {
     ),
     "e2b": _published(_sizes(262144, 1536, 6144, 256, 35, 20, 5), _heads(8, 1, 256, 512, 131072), is_wide=True),
     "e4b": _published(_sizes(262144, 2560, 10240, 256, 42, 18, 6), _heads(8, 2, 256, 512, 131072), is_wide=False),
+    "26b-a4b": _Shape(
+        "bfloat16",
+        8000,
+        {
+            **_sizes(262144, 2816, 2112, 0, 30, 0, 6),
+            **_heads(16, 8, 256, 1024, 262144),
+            "num_global_key_value_heads": 2,
+            "attention_k_eq_v": True,
+            "use_bidirectional_attention": "vision",
+            "enable_moe_block": True,
+            "num_experts": 128,
+            "top_k_experts": 8,
+            "moe_intermediate_size": 704,
+        },
+        _LARGE,
+        {},
+    ),
     "31b": _Shape(
         "bfloat16",
         8000,
@@ -214,4 +231,6 @@ def _recipe(shape: _Shape, family: str) -> CheckpointRecipe:
         }
 
     vocab_size = shape.sizes["vocab_size"]
-    return CheckpointRecipe(vocab_size, shape.num_merges, _SPECIAL_TOKENS, (), _TOKENS, _CHAT_TEMPLATE, files, end="<eos>")
+    return CheckpointRecipe(
+        vocab_size, shape.num_merges, _SPECIAL_TOKENS, (), _TOKENS, _CHAT_TEMPLATE, files, end="<eos>", are_stacked=True
+    )
