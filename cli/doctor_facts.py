@@ -34,6 +34,7 @@ _IMPORT_S = 120.0
 _MODULES = {"pyzmq": "zmq", "pillow": "PIL"}  # of packages that are imported by another name
 _LOAD = "import importlib, sys\nfor name in sys.argv[1:]:\n    print(name, flush=True)\n    importlib.import_module(name)"
 _ENTER = "from mmrt.actors.video.sandbox import enter_sandbox\nprint(enter_sandbox(memory_bytes=1 << 30, file_bytes=1 << 20))"
+_FORK = "from mmrt.actors.video.sandbox import prepare_forker\nprint(prepare_forker().processes_problem)"
 
 
 def read_facts(config: RuntimeConfig | UserError, run: Path, environment: Environment) -> Facts:
@@ -50,7 +51,7 @@ def read_facts(config: RuntimeConfig | UserError, run: Path, environment: Enviro
             problem = error
     place = next(path for path in (run, *run.parents) if path.exists())
     logs = log_directory(run, environment)
-    sandbox_problem, namespace_problem = _sandbox_problems()
+    sandbox_problem, namespace_problem = _sandbox_problems(config.media.isolation == "process")
     return Facts(
         system=platform.system(),
         machine=platform.machine(),
@@ -196,11 +197,14 @@ def gpu_driver(proc: Path = Path("/proc")) -> str:
     return found[1] if found else "unknown"
 
 
-def _sandbox_problems() -> tuple[str, str]:
+def _sandbox_problems(forks: bool) -> tuple[str, str]:
     """Enter the video process's sandbox, in a process that ends then; return what this system does not restrict, and why it gives no
-    namespaces."""
+    namespaces. ``forks``: decoders get one of processes as well."""
     done = subprocess.run([sys.executable, "-c", _ENTER], capture_output=True, text=True)
-    return (done.stderr.strip().splitlines() or [""])[-1], done.stdout.strip()
+    problem = done.stdout.strip()
+    if forks and not problem:
+        problem = subprocess.run([sys.executable, "-c", _FORK], capture_output=True, text=True).stdout.strip()
+    return (done.stderr.strip().splitlines() or [""])[-1], problem
 
 
 def _write_problem(directory: Path) -> str:

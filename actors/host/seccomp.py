@@ -65,6 +65,10 @@ _NETWORK_NEEDS = {  # to connect and to look up names; Landlock's calls take rig
     "connect": 42, "sendmsg": 46, "bind": 49, "sendmmsg": 307, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
     "landlock_restrict_self": 446,
 }  # fmt: skip
+_FORK_NEEDS = {  # to begin children, give the other end of a pair of sockets away, end a child, and forbid it more
+    "socketpair": 53, "sendmsg": 46, "wait4": 61, "kill": 62, "seccomp": 317,
+}  # fmt: skip
+_NEW_NAMESPACES = 0x7E020000  # of clone
 _FAMILIES = {"AF_INET": 2, "AF_INET6": 10, "AF_NETLINK": 16}  # the last tells getaddrinfo which addresses this machine has
 _MMAP, _SOCKET, _SENDTO, _SOCKETPAIR, _CLONE, _CLONE3, _KILL, _TGKILL = 9, 41, 44, 53, 56, 435, 62, 234
 _SCHED_SETSCHEDULER, _PRLIMIT, _SECCOMP = 144, 302, 317
@@ -119,7 +123,7 @@ _PERMIT: _Line = (_RETURN, _ALLOW, 0, 0)
 _END: _Line = (_RETURN, _KILL_PROCESS, 0, 0)
 
 
-def _program(pid: int, cuda: bool = False, network: bool = False) -> Iterator[_Line]:
+def _program(pid: int, cuda: bool = False, network: bool = False, forks: bool = False) -> Iterator[_Line]:
     yield _LOAD, _ARCH_AT, 0, 0
     yield _JUMP_EQUAL, _AUDIT_ARCH_X86_64, 1, 0
     yield _END
@@ -137,6 +141,10 @@ def _program(pid: int, cuda: bool = False, network: bool = False) -> Iterator[_L
         for number in (*_NETWORK_NEEDS.values(), _SENDTO):
             yield from _answer(number, _PERMIT)
         yield from _if_any(_SOCKETPAIR, 1, _NOT_STREAMS, _REFUSE)  # streams wake a loop; others reach any unix socket
+    if forks:
+        yield from _if_any(_CLONE, 0, _NEW_NAMESPACES, _REFUSE)
+        for number in _FORK_NEEDS.values():
+            yield from _answer(number, _PERMIT)
     yield from _unless(_CLONE, 0, _JUMP_BITS, _CLONE_THREAD, _REFUSE)
     for number in (_KILL, _TGKILL):
         yield from _unless(number, 0, _JUMP_EQUAL, pid, _END)
@@ -213,16 +221,17 @@ def _by_command(number: int, argument: int, commands: list[int], answer: _Line, 
     yield (_LOAD, _NUMBER_AT, 0, 0) if otherwise is None else otherwise
 
 
-def forbid_system_calls(*, cuda: bool = False, network: bool = False) -> None:
+def forbid_system_calls(*, cuda: bool = False, network: bool = False, forks: bool = False) -> None:
     """Install the filter for all threads of this process, which has no new privileges already. Raises: OSError.
 
     ``cuda``: what CUDA needs to start is left, unix sockets among it, and nothing else kills. Landlock grants no names in the file
     system: only abstract names can be bound. None can be connected to. ``network``: it can use TCP and UDP, no unix sockets, and
-    files as far as Landlock has it; nothing else kills.
+    files as far as Landlock has it; nothing else kills. ``forks``: it can fork, make pairs of sockets, send signals, and install a
+    filter that takes these rights from its children.
     """
     if (machine := platform.machine()) != "x86_64":
         raise OSError(errno.ENOSYS, f"there is no filter for {machine}")
-    lines = list(_program(os.getpid(), cuda, network))
+    lines = list(_program(os.getpid(), cuda, network, forks))
     instructions = (_Instruction * len(lines))(*(_Instruction(code, yes, no, k) for code, k, yes, no in lines))
     program = _Program(len(lines), instructions)
     libc = ctypes.CDLL(None, use_errno=True)

@@ -4,31 +4,34 @@ Every plan ends in a result, whatever its medium holds: bad media give an ``Item
 other exception is an error of ours, answered with a 500 (``plan_loop``).
 """
 
+import io
 import logging
 import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from traceback import clear_frames
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.ma  # noqa: F401  (numpy imports it at the first percentile)
+from numpy.typing import NDArray
+from PIL import Image
 
 from ...media.decoding import DECODER_BYTES, DecodingPool
 from ...media.engines import Engine, cpu_engines
 from ...media.errors import MediaError, OutOfTime
 from ...media.image import JpegDecoder
-from ...media.limits import MediaLimits, TimeBudget
+from ...media.limits import MediaLimits, Reader, TimeBudget
 from ...media.preprocess import resize
 from ...media.segments import MAX_THREADS
 from ...models.architecture import ModelConfig
 from ...models.errors import UnsupportedMediaError
 from ...models.families.registry import family_of
 from ...runtime.bus.media_work import SMALL_WORK
-from ...runtime.bus.messages import Analysed, Done, ItemError, Overran, Result
+from ...runtime.bus.messages import Analysed, Done, ItemError, MediaItem, Overran, PageRun, Result
 from ...runtime.bus.plans import Analyse, Plan, PreprocessSegment
 from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.config.sections import MediaSection
@@ -39,8 +42,10 @@ from ..host.actor import Actor
 from ..host.media_rules import for_medium, for_run
 from ..host.plan_checks import still_wanted
 from ..host.plan_loop import PlanLoop
+from .isolated import IsolatedWorker, ItemBytes, Key, NoRows, key_of, serve_item
 from .items import OpenItem, open_item
 from .sandbox import allow_cpu_time, enter_sandbox, memory_left
+from .template import Template
 
 log = logging.getLogger(__name__)
 
@@ -54,17 +59,18 @@ SPARE_BYTES = 1 << 30  # spectrograms, resizing, threads, modules that are impor
 CUDA_BYTES = 8 << 30  # of the driver, and of its engines, where videos are decoded by GPUs; not measured
 ROOM_BYTES = 64 << 20  # with less than that left it is not the item that takes too much
 CAUTIOUS_PLANS = 256  # after a death, each done alone: the one that dies then is the cause, and nothing is ahead of its plan
+PATIENCE = 0.9  # of a step's limit, with a process that decodes for this one: it is ended before the watchdog ends this one
 RECORDING_BYTES = 16 << 20  # of all flight recorders; a captured plan has its pages before and after
 
 R = TypeVar("R", Analysed, Done)
-
-Key = tuple[int, int, int]  # row, row generation, item
 
 
 def main(actor: Actor) -> None:
     """Entry of the video process. Everything from ``enter_sandbox`` on happens within its bounds, in every thread."""
     num_engines = len(os.sched_getaffinity(0))
     load(actor.model)
+    memory_bytes = _memory_bytes(actor.config, num_engines)
+    template = _begin_template(actor, memory_bytes)
     actor.wait_for_layout()
     media, patches = PagePool.attach(actor.run, "media", "read"), PagePool.attach(actor.run, "patch", "fill")
     rows = SequenceTable.attach(actor.run, writable=False)
@@ -74,13 +80,7 @@ def main(actor: Actor) -> None:
     actor.hold_connections()
     reads_code = _uses_gpu(actor.config) or actor.session is not None
     problem = enter_sandbox(
-        memory_bytes=num_engines * (CACHE_BYTES + THREAD_BYTES + min(num_engines, MAX_THREADS) * STACK_BYTES)
-        + CACHE_BYTES
-        + THREAD_BYTES
-        + DECODER_BYTES
-        + SPARE_BYTES
-        + BYTES_PER_PIXEL * (actor.config.media.max_pixels + SMALL_WORK)
-        + (CUDA_BYTES if _uses_gpu(actor.config) else 0),
+        memory_bytes=memory_bytes,
         file_bytes=RECORDING_BYTES + media.data.nbytes + 2 * patches.data.nbytes,
         reads_code=reads_code,
         cuda=_uses_gpu(actor.config),
@@ -88,14 +88,19 @@ def main(actor: Actor) -> None:
     if problem:
         log.info("this process has no namespaces of its own: %s", problem)
 
-    def worker(cache_bytes: int, engines: Sequence[Engine] | None, yields: bool) -> VideoWorker:
+    num_threads = 2 * actor.config.actor(actor.name).threads + num_engines  # engines decode beside the steps' own work
+    step_cpu_s = actor.config.step_limit_s(actor.name) * num_threads
+
+    def worker(cache_bytes: int, yields: bool) -> VideoWorker | IsolatedWorker:
+        if template is not None:
+            return IsolatedWorker(
+                template, media, patches, cache_bytes, yields, PATIENCE * actor.config.step_limit_s(actor.name), step_cpu_s
+            )
+        engines = None if yields else _engines(actor.config)
         jpegs = _jpeg_decoder(actor.config)
         return VideoWorker(media, patches, actor.model, actor.config.media, cache_bytes, engines, jpegs, yields)
 
-    small = worker(CACHE_BYTES, None, True)
-    large = worker(num_engines * CACHE_BYTES, _engines(actor.config), False)
-    num_threads = 2 * actor.config.actor(actor.name).threads + num_engines  # engines decode beside the steps' own work
-    step_cpu_s = actor.config.step_limit_s(actor.name) * num_threads
+    small, large = worker(CACHE_BYTES, True), worker(num_engines * CACHE_BYTES, False)
     num_begun = 0
 
     def is_cautious() -> bool:
@@ -112,8 +117,57 @@ def main(actor: Actor) -> None:
         worker.close_unwanted(lambda plan: still_wanted(plan, rows) is None)
         return worker.execute(plan, alone=is_cautious())
 
-    with closing(small), closing(large):  # one for each thread that does plans; an item is always the same one's
+    with ExitStack() as stack:
+        if template is not None:
+            stack.callback(template.close)
+            template.watch()
+        for one in (small, large):  # one for each thread that does plans; an item is always the same one's
+            stack.callback(one.close)
         plans.serve(execute, is_aside)
+
+
+def _memory_bytes(config: RuntimeConfig, num_engines: int) -> int:
+    """Return what decoding may take beyond what the process has."""
+    return (
+        num_engines * (CACHE_BYTES + THREAD_BYTES + min(num_engines, MAX_THREADS) * STACK_BYTES)
+        + CACHE_BYTES
+        + THREAD_BYTES
+        + DECODER_BYTES
+        + SPARE_BYTES
+        + BYTES_PER_PIXEL * (config.media.max_pixels + SMALL_WORK)
+        + (CUDA_BYTES if _uses_gpu(config) else 0)
+    )
+
+
+def _begin_template(actor: Actor, memory_bytes: int) -> Template | None:
+    """Begin what forks a decoder for each item, if the configuration asks for it. A debugger needs the decoder in its own process."""
+    if actor.config.media.isolation == "shared":
+        return None
+    if actor.session is not None:
+        log.info("media are decoded in this process, which is being debugged, not each in one of its own (media.isolation)")
+        return None
+    media = actor.config.media
+
+    def make_worker(item: Source, rows: Sink, yields: bool) -> VideoWorker:
+        return VideoWorker(item, rows, actor.model, media, yields=yields)
+
+    def rehearse() -> None:
+        if "image" in actor.model.media_kinds:
+            with closing(VideoWorker(ItemBytes(picture), NoRows(), actor.model, media)) as worker:
+                item, nowhere = MediaItem("image", len(picture)), PageRun([], [])
+                found = worker.execute(Analyse(0, 1, 0, item, nowhere))
+                if isinstance(found, Analysed):
+                    worker.execute(PreprocessSegment(0, 1, 0, 0, item, found.shape, nowhere, nowhere))
+
+    picture = _small_picture()
+    item_bytes = 2 * (media.max_item_mib << 20)  # as it comes, and in one piece
+    return Template.begin(lambda channel: serve_item(channel, make_worker, rehearse), memory_bytes=memory_bytes + item_bytes)
+
+
+def _small_picture() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(file, "JPEG")
+    return file.getvalue()
 
 
 def load(model: ModelConfig) -> None:
@@ -151,6 +205,20 @@ def _jpeg_decoder(config: RuntimeConfig) -> JpegDecoder | None:
     return decoder
 
 
+class Source(Protocol):
+    """Compressed media: a ``PagePool``, or the bytes of one item."""
+
+    def check(self, pages: Sequence[int], generations: Sequence[int]) -> None: ...
+    def reader(self, pages: Sequence[int], num_bytes: int) -> Reader: ...
+
+
+class Sink(Protocol):
+    """Takes patches: a ``PagePool``, or what sends them."""
+
+    def check(self, pages: Sequence[int], generations: Sequence[int]) -> None: ...
+    def scatter_rows(self, pages: Sequence[int], rows: NDArray[Any], first_row: int = 0) -> None: ...
+
+
 @dataclass
 class _Entry:
     opened: OpenItem
@@ -167,8 +235,8 @@ class VideoWorker:
 
     def __init__(
         self,
-        media_pool: PagePool,
-        patch_pool: PagePool,
+        media_pool: Source,
+        patch_pool: Sink,
         model_config: ModelConfig,
         media_config: MediaSection,
         cache_bytes: int = CACHE_BYTES,
@@ -195,6 +263,11 @@ class VideoWorker:
         self._pool.close()
         self._open.clear()
 
+    @property
+    def num_bytes(self) -> int:
+        """The approximate memory of all items that are open."""
+        return sum(held.opened.num_bytes for held in self._open.values())
+
     def close_unwanted(self, is_unwanted: Callable[[Plan], bool]) -> None:
         """Close items whose plans are no longer wanted: engines would go on with the oldest of them first."""
         for key in [key for key, entry in self._open.items() if is_unwanted(entry.plan)]:
@@ -211,7 +284,7 @@ class VideoWorker:
             return self.analyse(plan) if isinstance(plan, Analyse) else self.decode_segment(plan)
         finally:
             if alone:
-                self._close(_key(plan))
+                self._close(key_of(plan))
 
     def analyse(self, plan: Analyse) -> Analysed | ItemError | Overran:
         """Find the item's shape."""
@@ -223,9 +296,9 @@ class VideoWorker:
 
     def _decode_segment(self, plan: PreprocessSegment) -> Done:
         self._patches.check(plan.target.pages, plan.target.generations)
-        held = self._open.get(_key(plan))
+        held = self._open.get(key_of(plan))
         if held is not None and plan.segment < held.due:
-            self._close(_key(plan))  # it is decoded again, and its time counts anew
+            self._close(key_of(plan))  # it is decoded again, and its time counts anew
         entry = self._entry(plan)
         if entry.opened.item != plan.shape:
             raise MediaError("the medium was analysed differently before; send the request again", 500)
@@ -237,11 +310,11 @@ class VideoWorker:
         assert num_rows == plan.shape.segments[plan.segment].num_rows
         entry.due = plan.segment + 1
         if plan.segment == len(plan.shape.segments) - 1:
-            self._close(_key(plan))
+            self._close(key_of(plan))
         return Done()
 
     def _entry(self, plan: Analyse | PreprocessSegment) -> _Entry:
-        key = _key(plan)
+        key = key_of(plan)
         entry = self._open.get(key)
         if entry is None:
             self._media.check(plan.source.pages, plan.source.generations)
@@ -255,7 +328,7 @@ class VideoWorker:
             entry = _Entry(opened, budget, plan)
             self._open[key] = entry
         self._open.move_to_end(key)
-        while len(self._open) > 1 and sum(held.opened.num_bytes for held in self._open.values()) > self._cache_bytes:
+        while len(self._open) > 1 and self.num_bytes > self._cache_bytes:
             self._close(next(iter(self._open)))
         return entry
 
@@ -268,7 +341,7 @@ class VideoWorker:
         try:
             return work()
         except Exception as error:
-            self._close(_key(plan))
+            self._close(key_of(plan))
             if self._yields and isinstance(error, OutOfTime | MemoryError):  # the other thread's item may be what takes the memory
                 _let_go(error)
                 return Overran()
@@ -299,10 +372,6 @@ def _let_go(error: BaseException | None) -> None:
     while error is not None:
         clear_frames(error.__traceback__)
         error = error.__context__
-
-
-def _key(plan: Analyse | PreprocessSegment) -> Key:
-    return plan.row, plan.row_generation, plan.item
 
 
 def _limits(model: ModelConfig, media: MediaSection) -> MediaLimits:

@@ -227,6 +227,8 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
         _check_autoscale(config)
     if config.cache.dir and config.model.on_cuda:
         raise ConfigError(f"cache.dir = {show(config.cache.dir)}: pages on a CUDA device cannot be stored")
+    if config.model.on_cuda and config.media.decodes_on_gpu and config.media.isolation != "shared":
+        raise ConfigError("media.isolation = 'process': a GPU decodes in one process; leave media.gpu_decoding and media.gpu_jpegs out")
     if bool(config.server.tls_cert) != bool(config.server.tls_key):
         given, missing = ("tls_cert", "tls_key") if config.server.tls_cert else ("tls_key", "tls_cert")
         raise ConfigError(f"server.{given} = {show(getattr(config.server, given))}: needs server.{missing} besides")

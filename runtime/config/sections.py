@@ -89,6 +89,7 @@ class MediaSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_audio_s: Seconds = 600.0
     token_share: TokenShare = 1.0  # of the tokens of pictures and videos; auto: fewer under load
     item_timeout_s: Seconds = 60.0
+    isolation: Literal["shared", "process"] = "shared"  # "process": each item is decoded in a process of its own
     gpu_decoding: bool = False  # by the video units of GPUs, in a run on CUDA
     gpu_jpegs: bool = False  # by the JPEG units of the GPU, likewise: pixels differ by a few levels
     fetch: FetchSection = FetchSection()

@@ -249,6 +249,23 @@ def pss_bytes(pid: int) -> int | None:
     return None
 
 
+def tree_pss_bytes(pid: int) -> int | None:
+    """Return the proportional set size of a process and all that descend from it; None if it is gone."""
+    total = pss_bytes(pid)
+    for child in _children_of(pid) if total is not None else ():
+        total = (total or 0) + (tree_pss_bytes(child) or 0)
+    return total
+
+
+def _children_of(pid: int) -> list[int]:
+    """Return the children of all its threads; those of one that is gone are none."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
 def anonymous_bytes(pid: int) -> int | None:
     """Return the memory of a process that is of no file and in no shared segment, and its part of what it shares with the process that
     forked it; None if it is gone, or the system does not say (Linux before 5.4)."""

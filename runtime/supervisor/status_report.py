@@ -20,7 +20,7 @@ from ..pools import pools_of
 from ..process.memory_layout import read_layout
 from ..process.run import read_run_info
 from .managed_actor import SupervisedActor
-from .processes import cpu_seconds, pss_bytes
+from .processes import cpu_seconds, pss_bytes, tree_pss_bytes
 from .run_report import ActorReport, ComputeReport, PoolReport, RequestsReport, RunReport
 
 _CPU_SAMPLE_S = 0.1
@@ -178,7 +178,7 @@ def report_actor(name: str, actor: SupervisedActor, words: ActorWords, meter: Cp
     if name == actor.name:
         report.generation = instance.generation
         report.status = actor.status
-        report.memory_bytes = pss_bytes(instance.process.pid)
+        report.memory_bytes = tree_pss_bytes(instance.process.pid)
         report.cpu_percent = meter.percent(instance.process.pid)
     else:
         report.status = f"in the process of {actor.name}"
@@ -278,7 +278,7 @@ def _observe(name: str, process: str, holder: int | None, words: ActorWords, met
         generation=words.generation,
         uptime_s=time.monotonic() - words.started_s if words.pid == holder else 0.0,
         status="" if process == name else f"in the process of {process}",
-        memory_bytes=pss_bytes(holder) if process == name else None,
+        memory_bytes=tree_pss_bytes(holder) if process == name else None,
         cpu_percent=meter.percent(holder) if process == name else None,
         queue_depth=words.queue_depth,
         steps=words.steps,

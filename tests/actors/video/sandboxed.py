@@ -131,7 +131,7 @@ def landlock_version() -> int:
 def main(run: Path, elsewhere: Path, video: bytes, walls: str) -> None:
     if walls == "landlock":
         sandbox._enter_namespaces = lambda: ""
-        sandbox._take_own_id = lambda: None
+        sandbox._take_own_id = lambda _: None
     pictures, status = [PNG, *made_pictures()], os.open("/proc/self/status", os.O_RDONLY)
     own_file = (elsewhere / "own").open("wb", buffering=0)
     theirs, version = os.getppid(), landlock_version()

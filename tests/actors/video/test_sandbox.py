@@ -89,10 +89,10 @@ def test_no_network_no_programs_no_other_processes(outcome: Outcome) -> None:
     assert outcome.found["deaths"] == dict.fromkeys(outcome.found["deaths"], "SIGSYS")
 
 
-def answer(number: int, *arguments: int, machine: int = seccomp._AUDIT_ARCH_X86_64, network: bool = False) -> str:
+def answer(number: int, *arguments: int, machine: int = seccomp._AUDIT_ARCH_X86_64, **more: bool) -> str:
     """What the filter says to a system call: its program, interpreted."""
     data = struct.pack("=IIQ6Q", number, machine, 0, *arguments, *(6 - len(arguments)) * [0])
-    program, at, word = list(seccomp._program(PID, network=network)), 0, 0
+    program, at, word = list(seccomp._program(PID, **more)), 0, 0
     while True:
         code, k, yes, no = program[at]
         at += 1
@@ -151,6 +151,48 @@ def test_a_process_that_fetches_has_the_network_besides() -> None:
     pairs = [answer(53, 1, kind | 0x80800, network=True) for kind in range(1, 6)]  # SOCK_CLOEXEC, SOCK_NONBLOCK
     assert pairs == ["done", *["EPERM"] * 4], "of streams alone: any other can send to a socket that has a name"
     assert (answer(62, 1, 9, network=True), answer(16, 0, 0x5412, network=True)) == ("SIGSYS", "SIGSYS")
+
+
+def test_a_template_of_decoders_can_fork_besides_and_give_no_namespaces() -> None:
+    answers = {number: answer(number, forks=True) for number in range(seccomp._FIRST_UNKNOWN)}
+    more = {56, *seccomp._FORK_NEEDS.values()}  # clone
+    assert {number for number in answers if answers[number] == "done"} == {n for n in answers if answer(n) == "done"} | more
+    fork, thread = 0x1200000 | 17, 0x3D0F00
+    assert (answer(56, fork, forks=True), answer(56, thread, forks=True), answer(56, fork)) == ("done", "done", "EPERM")
+    spaces = (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
+    assert {answer(56, fork | space, forks=True) for space in spaces} == {"EPERM"}
+    assert {answer(number, forks=True) for number in (59, 101, 425, 310)} == {"SIGSYS"}
+
+
+NO_NAMESPACE_OF_PROCESSES = """
+import os
+from mmrt.actors.video import sandbox
+unshare = sandbox._unshare
+def refuse(more=0):
+    if more:
+        raise PermissionError(1, "no namespace of processes")
+    unshare()
+sandbox._unshare = refuse
+forker = sandbox.prepare_forker()
+print(forker.pid == os.getpid(), forker.problem or "none", forker.processes_problem, flush=True)
+if os.fork() == 0:
+    print(sandbox.enter_sandbox(memory_bytes=1 << 28, file_bytes=100, forker=forker) or "none", os.getpid() != 1, flush=True)
+    if os.fork() == 0:
+        sandbox.enter_as_child(1 << 28)
+        print(sandbox.memory_left() == 1 << 28, flush=True)
+        os.fork()
+    os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+os.wait()
+"""
+
+
+def test_one_that_forks_does_so_without_a_namespace_of_processes_too(outcome: Outcome) -> None:
+    needs(outcome, "system calls")
+    if outcome.found["problem"]:
+        pytest.skip(outcome.found["problem"])
+    done = child(NO_NAMESPACE_OF_PROCESSES)
+    assert done.stdout.splitlines() == ["True none no namespace of processes", "none True", "True"]
+    assert "PermissionError: [Errno 1]" in done.stderr
 
 
 SYSTEM_CALLS = """
