@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmrt.models.sampling import sampler
 from mmrt.models.sampling.interface import SamplingRows
 from mmrt.models.sampling.sampler import combine_guidance, sample, uniforms
 
@@ -74,6 +75,22 @@ def test_chi_square(vocabulary: int, parameters: tuple[float, int, float, float]
     observed, mean = observed[mean > 0], mean[mean > 0]
     statistic, freedom = ((observed - mean) ** 2 / mean).sum(), len(mean) - 1
     assert statistic <= freedom + 4.5 * np.sqrt(2 * freedom)
+
+
+def test_a_wide_nucleus_sorts_no_more_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows get more candidates step by step, and draw what they draw where all are sorted at once."""
+    generator = torch.Generator().manual_seed(3)
+    spreads = torch.tensor([9.0, 3.8, 2.5, 0.3]).unsqueeze(1)  # nuclei of some 10 ids, hundreds, thousands, nearly all
+    logits = (torch.randn(4, 40_000, generator=generator) * spreads).round(decimals=1)  # many are equal
+    asked, largest = list[tuple[int, int]](), sampler._largest
+    monkeypatch.setattr(sampler, "_largest", lambda scores, num: asked.append((len(scores), num)) or largest(scores, num))
+    for first in range(0, 40, 4):
+        found = sample(logits, rows(4, top_p=0.95, first=first))
+        assert asked == [(4, 128), (3, 2048), (2, 32_768), (1, 40_000)]
+        monkeypatch.setattr(sampler, "_MIN_CANDIDATES", 40_000)
+        assert (sample(logits, rows(4, top_p=0.95, first=first)) == found).all()
+        monkeypatch.setattr(sampler, "_MIN_CANDIDATES", 128)
+        asked.clear()
 
 
 def test_ties_at_the_kth_are_kept_as_transformers_keeps_them() -> None:
