@@ -59,6 +59,7 @@ from .keeping.adoption import Adoption
 from .keeping.first_gateway import to_first
 from .keeping.keepers import kept_records, most_connections, own_keeper
 from .keeping.kept_answers import KeptAnswers
+from .keeping.kept_bodies import KeptBodies
 from .keeping.patience import Patience
 from .keeping.turns import Turns
 from .keys.api_keys import KeyMetrics
@@ -277,7 +278,8 @@ class GatewayServer:
             server = self._runner.server
             assert server is not None
             connections = partial(self._on_adopted, "connections")
-            self._adoption = Adoption(channel, server, self._turns, connections, has_crashed, self._patience)
+            bodies = KeptBodies(self._actor.config.server.max_body_mib << 20)
+            self._adoption = Adoption(channel, server, self._turns, connections, has_crashed, self._patience, bodies)
             self._adoption.begin()
         with Ringer(self._actor.run, "detokenizer") as bell:
             bell.ring()

@@ -34,7 +34,7 @@ from ..at_work import in_thread
 from ..fetch.client import FetchClient
 from ..fetch.remote_media import RemoteMedia
 from ..grammar.checks import GrammarChecks
-from ..keeping.connection import reset
+from ..keeping.endings import reset
 from ..keys.api_keys import salt_of, spend_tokens
 from ..reading.bodies import BodyReader
 from ..reading.forms import Form

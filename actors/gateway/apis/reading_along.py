@@ -9,7 +9,7 @@ from aiohttp import web
 
 from ..answers.answer_format import COMMENT
 from ..answers.answer_record import AnswerRecord
-from ..keeping.connection import reset
+from ..keeping.endings import reset
 from ..keeping.state import Place
 from .streams import SLOW_READER_S, WRITE_BYTES
 

@@ -20,7 +20,7 @@ from ..answers.answer_format import Chunks
 from ..answers.answer_record import Progress
 from ..answers.choices import NOTHING, Choice, Ending, News, Usage, error_of, usage_of
 from ..at_work import in_thread
-from ..keeping.connection import reset
+from ..keeping.endings import reset
 from ..keeping.state import Place
 from ..reading.validation import ChatRequest, TextRequest
 from ..watching.metrics import Metrics

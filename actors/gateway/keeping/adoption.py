@@ -17,6 +17,7 @@ from ....runtime.process.kept_connections import Kind, Packet, receive, send
 from ....shm.connection_records import ConnectionRecords, RecordSizes
 from ....shm.tcp_count import reset
 from .connection import KeptConnection
+from .kept_bodies import KeptBodies
 from .patience import Patience
 from .turns import Turns
 
@@ -38,6 +39,7 @@ class Adoption:
         on_adopted: Callable[[], None],
         has_crashed: bool,
         patience: Patience,
+        bodies: KeptBodies,
     ) -> None:
         """``has_crashed``: the gateway before did, of its work. ``on_adopted`` is called once."""
         self._has_crashed = has_crashed
@@ -51,6 +53,7 @@ class Adoption:
         self._are_all_here = False
         self._num_taken, self._began_s = 0, 0.0
         self._patience = patience
+        self._bodies = bodies
         self._opening: set[asyncio.Task[None]] = set()
         self._suspects: dict[int, Callable[[], None]] = {}  # that wait, and how they begin
         self._to_send: list[Packet] = []
@@ -102,6 +105,7 @@ class Adoption:
                 lambda: self._claimed(number),
                 lambda: self._left(number, kept.moves_to),
                 has_crashed=self._has_crashed and not self._are_all_here,
+                bodies=self._bodies,
             )
         except (ValueError, OSError) as error:
             log.warning("a connection is dropped: %s", error)

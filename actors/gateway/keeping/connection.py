@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -20,6 +19,8 @@ from aiohttp import web
 from ....shm.connection_records import MAX_STATE_BYTES, ConnectionRecord
 from ....shm.tcp_count import bytes_put, bytes_taken
 from ..at_work import Work
+from .endings import GIVEN_UP, reset
+from .kept_bodies import LARGE_BYTES, HeldBody, KeptBodies
 from .state import OpenAnswer, Place, decode_state, encode_state
 from .turns import Turns
 
@@ -32,20 +33,7 @@ MAX_STRIKES = 2  # deaths in the midst of a request, with which it is given up
 MAX_SHOWN = 64  # pieces of a request in one turn of the loop
 _BLANK_LINE = b"\r\n\r\n"  # where headers and bodies in chunks end
 _CONTINUE = b"HTTP/1.1 100 "
-_MESSAGE = b'{"error":{"message":"the server has died twice over this request","type":"internal_error","param":null,"code":null}}'
-_GIVEN_UP = (
-    b"HTTP/1.1 500 Internal Server Error\r\nServer: mmrt\r\nContent-Type: application/json\r\nX-Should-Retry: false\r\n"
-    b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(_MESSAGE), _MESSAGE)
-)
 _CHOICE_BYTES = 48  # of a state, at most: its key and its place
-
-
-def reset(transport: asyncio.Transport | None) -> None:
-    """Drop a connection with a TCP reset: unsent bytes are lost, and the client can tell that from an end."""
-    if transport is None or transport.is_closing():
-        return
-    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    transport.abort()
 
 
 class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
@@ -60,9 +48,10 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         on_claimed: Callable[[], None],
         on_lost: Callable[[], None],
         has_crashed: bool = False,
+        bodies: KeptBodies | None = None,
     ) -> None:
         """``on_claimed``: called once what a gateway before had under way is under way again, or is over. ``on_lost``: at its end.
-        ``has_crashed``: the gateway before did; a request that it worked on then gets a strike.
+        ``bodies``: of all connections. ``has_crashed``: the gateway before did; a request that it worked on then gets a strike.
 
         Raises: RecordError, and OSError if the client has dropped it.
         """
@@ -81,6 +70,7 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         self._record = record
         self._handler = handler
         self._turns = turns
+        self._held_body = HeldBody(bodies)
         self._has_turn = self._has_asked = False  # for the current request
         self._on_claimed, self._on_lost = on_claimed, on_lost
         self._real: asyncio.Transport | None = None
@@ -112,7 +102,7 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
             self.close()
         elif self._state.strikes >= MAX_STRIKES:
             log.error("gateways have died %d times in the midst of a request: it is given up", self._state.strikes)
-            self._held.append(_GIVEN_UP)
+            self._held.append(GIVEN_UP)
             self.answered(keeps_alive=False)
             self.close()
         else:
@@ -155,6 +145,7 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = self.work.is_over = True
+        self._held_body.release()
         self._handler.connection_lost(exc)
         self._wake()
         self._run_after()
@@ -225,6 +216,19 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
                 self._end = stop
             elif not getattr(message, "chunked", False) and "Content-Length" in headers:
                 self._end = stop + int(headers["Content-Length"])
+        if self._is_whole():
+            self._hold()
+
+    def _hold(self) -> None:
+        """Keep a large request until it is answered. Where others have the memory, its connection ends with this gateway: a successor
+        will find that less is recorded than was received."""
+        num_bytes = self._shown - self._state.request_at
+        is_kept = num_bytes <= LARGE_BYTES or self._is_answered or self._held_body.hold(num_bytes)
+        if not is_kept and self._shown == self._read:
+            log.info("a connection ends with this gateway: its request has %d bytes, and others fill the memory for them", num_bytes)
+            self._state.received_from = self._read
+            self._commit(b"")
+            self._record.received.empty(self._read)
 
     def _next(self) -> None:
         """Go on to the next request: the current one is answered, and its end was shown."""
@@ -348,6 +352,7 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         self._commit(self._take_held())
         if state.received_from != received_from:
             self._record.received.empty(self._read)
+            self._held_body.release()
         self._is_answered, self._is_restored = True, False
         self.claimed()
         self.recorded, self.is_awaited = None, False

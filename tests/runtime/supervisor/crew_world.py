@@ -308,7 +308,7 @@ class World:
     def run_ready(self) -> None:
         self.num_ready += 1
         self.expect(self.num_ready == 1, "the run is said to be ready once")
-        self.expect(self.told_to_end_s is None, "a run that ends is not said to be ready")
+        self.expect(not self.crew.is_ending, "a run that ends is not said to be ready")
         self.expect(all(actor.ready for actor in self.crew.actors.values()), "all serve when the run is said to be ready")
 
     def run_failed(self, failure: str, tail: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from aiohttp import web
 from mmrt.actors.gateway.at_work import in_thread
 from mmrt.actors.gateway.connections import Connections, Runner
 from mmrt.actors.gateway.keeping.adoption import Adoption
+from mmrt.actors.gateway.keeping.kept_bodies import KeptBodies
 from mmrt.actors.gateway.keeping.patience import Patience
 from mmrt.actors.gateway.keeping.turns import Turns
 
@@ -44,7 +45,7 @@ async def serve(channel: socket.socket, has_crashed: bool) -> None:
     runner = Runner(app, Connections(10), handler_cancellation=True, access_log=None)
     await runner.setup()
     assert runner.server is not None
-    Adoption(channel, runner.server, Turns(), lambda: None, has_crashed, Patience()).begin()
+    Adoption(channel, runner.server, Turns(), lambda: None, has_crashed, Patience(), KeptBodies()).begin()
     await asyncio.Event().wait()
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from mmrt.actors.gateway.keeping import patience as patience_module
 from mmrt.actors.gateway.keeping.adoption import Adoption
+from mmrt.actors.gateway.keeping.kept_bodies import KeptBodies
 from mmrt.actors.gateway.keeping.patience import Patience
 from mmrt.actors.gateway.keeping.turns import Turns
 from mmrt.runtime.process.kept_connections import Kind, Packet, receive, send
@@ -25,7 +26,7 @@ def test_connections_of_no_use_are_released() -> None:
         records.record(2).commit(b"\xff")
         with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
             connection, _ = listener.accept()
-            adoption = Adoption(theirs, lambda: None, Turns(), adopted.set, False, Patience())  # type: ignore[arg-type, return-value]
+            adoption = Adoption(theirs, lambda: None, Turns(), adopted.set, False, Patience(), KeptBodies())  # type: ignore[arg-type, return-value]
             adoption.begin()
             assert receive(ours) == Packet(Kind.ADOPT)
             send(ours, Packet(Kind.RECORDS, tuple(SIZES), records.descriptor))  # type: ignore[arg-type]
@@ -53,7 +54,7 @@ def test_it_gives_up_only_while_the_controller_answers(monkeypatch: pytest.Monke
     async def test() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         adopted = asyncio.Event()
-        adoption = Adoption(theirs, lambda: None, Turns(), adopted.set, False, patience := Patience())  # type: ignore[arg-type, return-value]
+        adoption = Adoption(theirs, lambda: None, Turns(), adopted.set, False, patience := Patience(), KeptBodies())  # type: ignore[arg-type, return-value]
         adoption.begin()
         await asyncio.sleep(0.8)
         assert not adopted.is_set()

@@ -17,6 +17,7 @@ from aiohttp import web
 from mmrt.actors.gateway.answers.answer_record import AnswerRecord, needs_media
 from mmrt.actors.gateway.connections import Connections, Runner
 from mmrt.actors.gateway.keeping.connection import MAX_SHOWN, KeptConnection
+from mmrt.actors.gateway.keeping.kept_bodies import KeptBodies
 from mmrt.actors.gateway.keeping.state import ConnectionState, OpenAnswer, Place, RecordError, decode_state, encode_state
 from mmrt.actors.gateway.keeping.turns import Turns
 from mmrt.shm.connection_records import ConnectionRecords, RecordSizes
@@ -27,10 +28,10 @@ LARGE = 3_000_000
 NUM_WORDS = 40
 
 
-async def serve(record: ConnectionRecords, connection: socket.socket, ready: int) -> None:
+async def serve(record: ConnectionRecords, connection: socket.socket, ready: int, bodies: KeptBodies, echo_s: float) -> None:
     async def echo(request: web.Request) -> web.Response:
         body = await request.read()
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(echo_s)
         return web.json_response({"length": len(body), "sum": sum(body), "x": request.query.get("x")})
 
     async def large(request: web.Request) -> web.Response:
@@ -81,7 +82,7 @@ async def serve(record: ConnectionRecords, connection: socket.socket, ready: int
     runner = Runner(app, Connections(10), handler_cancellation=True, access_log=None)
     await runner.setup()
     lost = asyncio.Event()
-    kept = KeptConnection(record.record(0), connection, runner.server(), Turns(), lambda: None, lost.set)
+    kept = KeptConnection(record.record(0), connection, runner.server(), Turns(), lambda: None, lost.set, bodies=bodies)
     connection.setblocking(False)
     await asyncio.get_running_loop().connect_accepted_socket(lambda: kept, connection)
     os.write(ready, b"!")
@@ -91,7 +92,8 @@ async def serve(record: ConnectionRecords, connection: socket.socket, ready: int
 class Kept:
     """A connection, its record, and servers one after another."""
 
-    def __init__(self, out_bytes: int = 256 << 20) -> None:
+    def __init__(self, out_bytes: int = 256 << 20, bodies: KeptBodies | None = None, echo_s: float = 0.002) -> None:
+        self.bodies, self.echo_s = bodies or KeptBodies(), echo_s
         self.records = ConnectionRecords.create(RecordSizes.of(1, 1 << 20)._replace(out_bytes=out_bytes))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.client = socket.create_connection(listener.getsockname())
@@ -106,7 +108,7 @@ class Kept:
         if not self.pid:
             try:
                 self.client.close()
-                uvloop.run(serve(self.records, self.connection.dup(), told))
+                uvloop.run(serve(self.records, self.connection.dup(), told, self.bodies, self.echo_s))
                 self.connection.shutdown(socket.SHUT_RDWR)  # as the keeper does
             finally:
                 os._exit(0)
@@ -492,3 +494,33 @@ def test_one_connection_leaves_the_loop_to_others_and_its_record_once_it_is_lost
     kept = Kept()
     asyncio.run(test(kept))
     kept.close()
+
+
+@pytest.mark.parametrize("max_body_bytes", [400_000, 100_000])
+def test_large_requests_share_a_bounded_memory(max_body_bytes: int) -> None:
+    """One that finds no room in it is answered, and ends with its gateway; one that does lives on."""
+    one = Kept(bodies=KeptBodies(max_body_bytes), echo_s=1.0)
+    one.start()
+    body, record = os.urandom(1_400_000), one.records.record(0)
+    try:
+        one.client.sendall(post(body))
+        deadline = time.monotonic() + 0.8
+        while not (state := decode_state(record.load())).received_from and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if max_body_bytes == 400_000:
+            assert not state.received_from and os.fstat(one.records.descriptor).st_blocks * 512 > len(body)
+            one.restart()
+        else:
+            with pytest.raises(RecordError, match="were received"):  # by the successor, which drops the connection
+                state.check(0, len(post(body)), 1 << 20, 1 << 20)
+            while os.fstat(one.records.descriptor).st_blocks * 512 > len(body) // 4 and time.monotonic() < deadline + 20:
+                time.sleep(0.01)
+            assert os.fstat(one.records.descriptor).st_blocks * 512 < len(body) // 4
+        assert one.answer()[0] == 200
+        one.client.sendall(post(b"more"))
+        assert one.answer()[0] == 200
+        one.restart()
+        one.client.sendall(post(b"again"))
+        assert one.answer()[0] == 200
+    finally:
+        one.close()
