@@ -200,6 +200,7 @@ class Fleet:
         while True:
             self._find_left()
             self._want_pinned()
+            self._count_unattended()
             residences = [member.residence for member in self.members.values()]
             if all(residence.needs_bytes is not None for residence in residences if residence.is_held):
                 self._carry_out(residences)
@@ -215,6 +216,15 @@ class Fleet:
         for name in decision.drain:
             self.members[name].residence.state = State.DRAINING
             self.members[name].drained.set()
+
+    def _count_unattended(self) -> None:
+        """Note which models work though no client waits: on answers in the background, and streams that can be read again."""
+        for member in self.members.values():
+            residence = member.residence
+            is_there = residence.state in (State.READY, State.DRAINING) and not member.run.has_ended
+            residence.num_unattended = member.run.num_requests() if is_there and not residence.num_running else 0
+            if residence.num_unattended:
+                residence.last_used_s = time.monotonic()
 
     def _find_left(self) -> None:
         """Find runs of an earlier front: those that it was starting come up after its end."""
@@ -298,8 +308,8 @@ class Fleet:
         await _first_of(member.run.ended(), member.drained.wait())
         if not member.run.has_ended:
             self._say(f"{member.name}: ending its run")
-        while member.residence.num_running and not member.run.has_ended:
-            await _first_of(member.run.ended(), member.changed.wait())
+        while (member.residence.num_running or member.residence.num_unattended) and not member.run.has_ended:
+            await _first_of(member.run.ended(), member.changed.wait(), asyncio.sleep(TICK_S))
 
     def _fail(self, member: Member, problem: str) -> None:
         member.problem = problem

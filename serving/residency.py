@@ -24,13 +24,15 @@ class State(StrEnum):
 class Residence(msgspec.Struct, kw_only=True):
     """What decisions about a model depend on. Times are of one clock, in seconds. ``needs_bytes``: None until its card is known.
     ``waiting_since_s``: since when a request waits for it, or it should be there; None if nobody wants it. ``retry_s``: not to be
-    started before. ``keep_s``: idle time that its last request asked for; None: the configuration's."""
+    started before. ``num_unattended``: requests that go on without clients. ``keep_s``: idle time that its last request asked for;
+    None: the configuration's."""
 
     name: str
     pinned: bool = False
     needs_bytes: int | None = None
     state: State = State.ABSENT
     num_running: int = 0
+    num_unattended: int = 0
     waiting_since_s: float | None = None
     ready_since_s: float = 0.0
     last_used_s: float = 0.0
@@ -48,7 +50,7 @@ class Residence(msgspec.Struct, kw_only=True):
 
     @property
     def is_busy(self) -> bool:
-        return self.num_running > 0 or self.waiting_since_s is not None
+        return self.num_running > 0 or self.num_unattended > 0 or self.waiting_since_s is not None
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,8 @@ from ..runtime.process.lifeline import sweep
 from ..runtime.process.run import read_run_info
 from ..runtime.supervisor.ask_supervisor import ask
 from ..runtime.supervisor.control import DownRequest, StatusReply, StatusRequest
-from ..shm.errors import MissingError
+from ..shm.controller_stats import ControllerStats
+from ..shm.errors import MissingError, ShmError
 from ..shm.run_directory import RunDirectory
 from .left_runs import mark_of
 from .models_file import ServedModel
@@ -104,6 +105,15 @@ class ModelRun:
         look = select.poll()
         look.register(self._pidfd, select.POLLIN)
         return bool(look.poll(0))
+
+    def num_requests(self) -> int:
+        """Return how many requests it works on, those in the background included; 0 if it is not to be looked at."""
+        try:
+            with RunDirectory.attach(self.path) as run, contextlib.closing(ControllerStats.attach(run)) as stats:
+                counts = stats.read()
+        except (ShmError, OSError):
+            return 0
+        return counts.waiting + counts.preparing + counts.running
 
     async def ended(self) -> None:
         """Wait for the end of its supervisor."""

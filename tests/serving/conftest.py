@@ -35,6 +35,7 @@ class Run:
         self.may_start.set()
         self.problem = ""
         self.num_starts = 0
+        self.num_unattended = 0
         self._ended = asyncio.Event()
         self._ended.set()
         self._runner: web.ServerRunner | None = None
@@ -62,6 +63,9 @@ class Run:
     @property
     def has_ended(self) -> bool:
         return self._ended.is_set()
+
+    def num_requests(self) -> int:
+        return self.num_unattended
 
     async def ended(self) -> None:
         await self._ended.wait()

@@ -1,12 +1,16 @@
 """Which models are loaded: single decisions, and random days of a front in which nobody waits for ever."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mmrt.serving.residency import Decision, Residence, Rules, State, decide, fits
+from mmrt.serving.runs import ModelRun
+from mmrt.shm.controller_stats import ControllerStats, StatsSnapshot
+from mmrt.shm.run_directory import RunDirectory
 
 RULES = Rules(budget_bytes=10, idle_s=60.0, turn_s=5.0)
 
@@ -35,6 +39,12 @@ def test_the_idle_model_used_longest_ago_gives_way_and_no_more_than_needed() -> 
     assert decide([absent("a", 7, waiting_since_s=99.0), *idle], RULES, 100) == Decision(), "it does not fit beside what is pinned"
     draining = Residence(name="gone", needs_bytes=6, state=State.DRAINING)
     assert decide([absent("a", 6, waiting_since_s=99.0), draining, ready("b", 4)], RULES, 100) == Decision(), "memory is on its way"
+
+
+def test_what_is_done_without_clients_is_no_idle_time() -> None:
+    works = ready("b", ready_since_s=98.0, last_used_s=1.0, num_unattended=1)
+    assert decide([works], RULES, 100) == Decision()
+    assert decide([absent("a", waiting_since_s=99.0), works], RULES, 100) == Decision()
 
 
 def test_a_lull_between_two_requests_is_no_idle_time() -> None:
@@ -127,3 +137,13 @@ def test_on_no_day_is_memory_overcommitted_or_anybody_forgotten(
         step()
     waiting = [model for model in models if model.waiting_since_s is not None]
     assert all(not fits(model, models, RULES.budget_bytes) for model in waiting), waiting
+
+
+def test_a_run_tells_how_many_requests_it_works_on(tmp_path: Path) -> None:
+    model_run = ModelRun.__new__(ModelRun)
+    model_run.path = tmp_path / "run"
+    assert model_run.num_requests() == 0, "there is none"
+    with RunDirectory.create(model_run.path, {}) as run:
+        assert model_run.num_requests() == 0, "its memory is not there yet"
+        ControllerStats.create(run).publish(StatsSnapshot(waiting=1, preparing=2, running=3))
+        assert model_run.num_requests() == 6

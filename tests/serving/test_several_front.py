@@ -334,6 +334,29 @@ def test_idle_models_end_and_keep_alive_is_heard_up_to_a_limit(front: Trying) ->
     front(idle, "[front]\nidle_s = 0.2\n")
 
 
+def test_a_model_that_works_in_the_background_is_in_use(front: Trying) -> None:
+    async def idle(tried: Tried) -> None:
+        await tried.post(CHAT)
+        tried.run("a").num_unattended = 1
+        await asyncio.sleep(1.5)
+        assert tried.member("a").residence.state is State.READY
+        tried.run("a").num_unattended = 0
+        await tried.until(lambda: tried.member("a").residence.state is State.ABSENT)
+
+    async def turns(tried: Tried) -> None:
+        await tried.post(CHAT)
+        tried.run("a").num_unattended = 1
+        other = asyncio.create_task(tried.post(CHAT, model="b"))
+        await tried.until(lambda: tried.member("a").residence.state is State.DRAINING)
+        await asyncio.sleep(1.0)
+        assert not tried.run("a").has_ended, "it is not cut off"
+        tried.run("a").num_unattended = 0
+        assert (await other).status == 200
+
+    front(idle, "[front]\nidle_s = 0.6\n")
+    front(turns, "[front]\nturn_s = 0.05\n")
+
+
 def test_models_take_turns_where_memory_is_short(front: Trying) -> None:
     async def test(tried: Tried) -> None:
         async def ask_always(name: str, count: int) -> None:
