@@ -24,14 +24,20 @@ def register(app: typer.Typer) -> None:
         most: Annotated[
             int | None, typer.Option(metavar="N", min=1, max=MAX_INSTANCES, help="Processes of a kind at most; default: the cores.")
         ] = None,
+        replay: Annotated[bool, typer.Option("--replay", help="Simulate the last hour's traffic on other systems.")] = False,
+        trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Of mmrt record: the traffic to replay.")] = None,
+        costs: Annotated[str, typer.Option(metavar="NAME|FILE", help="Of the replay: of mmrt bench profile.")] = "demo-cpu",
         as_json: Annotated[bool, typer.Option("--json", help="Print each look as a line of JSON.")] = False,
         run: RunName = None,
     ) -> None:
         """Say what a live run needs more or fewer of, or set it.
 
         Every look prints figures of each kind of process, a layout to set with the reason, and whether the load is no longer that
-        of the plan. With --act the layout is set; no request is lost by it.
+        of the plan. With --act the layout is set; no request is lost by it. With --replay it says once which policy and layout
+        would have served the traffic so far better, and how sure that is.
         """
+        if replay:
+            raise typer.Exit(_replay(run_path(run), trace, costs, as_json=as_json))
         from mmrt.runtime.autoscale.observer import Observer
 
         from ..planner.advice import Adviser, acted_on, load_plan, show
@@ -49,3 +55,37 @@ def register(app: typer.Typer) -> None:
                     advice = acted_on(advice, path)
                 number += 1
                 show(advice, sys.stdout, as_json=as_json)
+
+
+def _replay(path: Path, trace: Path | None, costs: str, *, as_json: bool) -> int:
+    """Replay the traffic of the run, or of the trace, and print what would have served it better. Returns the exit status."""
+    import msgspec
+
+    from mmrt.bench.output import open_console, progress
+    from mmrt.runtime.errors import RunError
+    from mmrt.runtime.process.run import read_run_info
+    from mmrt.shm.errors import MissingError
+    from mmrt.shm.run_directory import RunDirectory
+
+    from ..planner.hindsight import replay, show
+    from ..planner.past_traffic import from_file, from_run
+    from ..sim.simulation import SimulationError
+
+    try:
+        with RunDirectory.attach(path, timeout_s=0.5) as directory:
+            info = read_run_info(directory)
+            past = from_run(directory) if trace is None else from_file(trace)
+    except MissingError:
+        raise RunError(f"no run is up in {path} (mmrt up): its configuration is what others are compared with") from None
+    console = open_console(None)
+    try:
+        with progress(console) as tell:
+            found = replay(past, info.config, costs, Path(info.model_path), tell)
+    except (SimulationError, ValueError) as error:
+        print(f"mmrt advise --replay: {error}", file=sys.stderr)
+        return 1
+    if as_json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        show(console, found)
+    return 0

@@ -67,6 +67,7 @@ def test_costs_of_another_model_are_not_validated(capsys: pytest.CaptureFixture[
     assert main(["--validate", "1", "--costs", "small-cpu"]) == 1
     assert "the costs small-cpu are of another model than the demo model: language differs" in capsys.readouterr().err
     check_model(None, make_costs())
+    check_model(None, load_costs("demo-cpu"))
 
 
 def test_so_few_requests_that_a_kind_has_none_are_refused_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
