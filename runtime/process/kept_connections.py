@@ -67,3 +67,8 @@ def record_sizes(max_connections: int, max_body_bytes: int, files_each: int = 1,
     if files != resource.RLIM_INFINITY:
         count = min(count, files - _OWN_FILES)
     return RecordSizes.of(count if count >= _LEAST_CONNECTIONS else 0, max_body_bytes)
+
+
+def served_connections(num_records: int, num_gateways: int) -> int:
+    """Return how many connections each gateway serves at a time, besides those that are extra: at least one."""
+    return max(1, -(-num_records // num_gateways) - EXTRA_CONNECTIONS)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ....runtime.config.sections import ServerSection
 from ....runtime.errors import ConfigError
 from ....runtime.process.descriptor_store import DescriptorStore
-from ....runtime.process.kept_connections import record_sizes
+from ....runtime.process.kept_connections import record_sizes, served_connections
 from ....runtime.process.listening import EXTRA_CONNECTIONS, connection_limit
 from ....runtime.supervisor.connection_keeper import ConnectionKeeper
 from ....shm.connection_records import RecordSizes
@@ -54,7 +54,7 @@ def most_connections(actor: Actor) -> int:
         return connection_limit(server.max_connections)
     num_gateways = actor.config.num_gateways
     sizes = record_sizes(server.max_connections, server.max_body_mib << 20, num_gateways=num_gateways)
-    return sizes.number // num_gateways - EXTRA_CONNECTIONS
+    return served_connections(sizes.number, num_gateways)
 
 
 def kept_records(actor: Actor) -> KeptRecords:

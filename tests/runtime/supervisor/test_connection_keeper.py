@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mmrt.runtime.environment import CHILD_LISTEN_FD
-from mmrt.runtime.process.kept_connections import Kind, Packet, receive, record_sizes, send
+from mmrt.runtime.process.kept_connections import Kind, Packet, receive, record_sizes, send, served_connections
 from mmrt.runtime.supervisor import connection_keeper
 from mmrt.runtime.supervisor.connection_keeper import ConnectionKeeper
 from mmrt.runtime.supervisor.control import DebugReply, DebugRequest, encode
@@ -157,6 +157,12 @@ def test_two_gateways_share_the_connections() -> None:
             await first.until(lambda: 0 in first.held)
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize(("most", "num_gateways", "each"), [(100, 1, 100), (100, 3, 34), (1, 2, 1)])
+def test_gateways_divide_the_connections(most: int, num_gateways: int, each: int) -> None:
+    sizes = record_sizes(most, 4096, num_gateways=num_gateways)
+    assert served_connections(sizes.number, num_gateways) == each and served_connections(64, 8) == 1
 
 
 def test_a_released_connection_ends_for_its_client_and_its_record_is_empty() -> None:
