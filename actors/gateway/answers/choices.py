@@ -165,12 +165,14 @@ class Choice:
         request = self.request
         return self._take(request.take(), request.findings.take(), request.take_ids(), request.is_over)
 
-    @property
-    def taken(self) -> Place:
+    def taken(self, has_begun: bool, *, has_ended: bool) -> Place:
         """Return the place up to which the client has it. Ids and tokens that are held back come later."""
         taken = self.request.taken
-        num_tokens = sum(len(one.tokens.ids) for one in self._held if one.tokens is not None)
-        return Place(taken.num_bytes, taken.num_tokens - num_tokens, taken.num_ids - sum(len(one.ids) for one in self._held))
+        num_tokens, num_ids = taken.num_tokens, taken.num_ids
+        for one in self._held:
+            num_ids -= len(one.ids)
+            num_tokens -= 0 if one.tokens is None else len(one.tokens.ids)
+        return Place(taken.num_bytes, num_tokens, num_ids, has_begun, has_ended)
 
     def can_take_again(self, place: Place) -> bool:
         """Return whether what a gateway before has shown has come again."""
@@ -268,6 +270,11 @@ def best_of(choices: Sequence[Choice], num: int) -> list[Choice]:
 
 def usage_of(choices: Sequence[Choice]) -> Usage:
     """Return an answer's usage, with each prompt counted once."""
+    if len(choices) == 1:
+        (choice,) = choices
+        request, num_cached = choice.request, max(0, choice.request.num_cached_tokens)
+        numbers = request.prompt_tokens(), choice.num_tokens, num_cached, choice.num_thought_tokens
+        return Usage(*numbers, request.num_sound_frames, request.media_share)
     prompts = [choice.request for choice in choices if choice.request is choice.first]
     num_prompt_tokens = sum([request.prompt_tokens() for request in prompts])
     num_cached_tokens = sum([max(0, request.num_cached_tokens) for request in prompts])

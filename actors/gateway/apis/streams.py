@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
-import msgspec
-
 from ....runtime.errors import RequestError
 from ..answers.answer_format import Chunks
 from ..answers.answer_record import Progress
@@ -190,10 +188,10 @@ class Stream:
             return None
         news, ending = choice.take(), choice.ending
         if not news.is_shown and ending is None:
-            part.place = msgspec.structs.replace(choice.taken, has_begun=part.has_begun)
+            part.place = choice.taken(part.has_begun, has_ended=False)
             return None
         is_first, part.has_begun = not part.has_begun, True
-        part.place = msgspec.structs.replace(choice.taken, has_begun=True, has_ended=ending is not None)
+        part.place = choice.taken(has_begun=True, has_ended=ending is not None)
         if news.is_shown:
             self._measure(part, now_s)
         if ending is not None:

@@ -3,8 +3,9 @@
 Own registry, so nothing of the process's other libraries leaks in. The controller's counts are read from shared memory.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from typing import get_args
 
 import msgspec
@@ -92,7 +93,8 @@ class Metrics:
             return Histogram(f"mmrt_{name}_seconds", help, labels, buckets=_SECONDS, registry=own)
 
         self._first_token = histogram("time_to_first_token", "Submission to the first text.")
-        self._inter_token = histogram("inter_token_latency", "Time between texts, per token in them; counted once per token.")
+        self._inter_token = _TokenTimes("inter_token_latency", "Time between texts, per token in them; counted once per token.")
+        own.register(self._inter_token)
         self._fetch = histogram("media_fetch", "Fetching all media of a request that came as URLs, before its submission.")
         self._whole = histogram("e2e_request_latency", "Submission to the end.")
         self._queue = histogram("request_queue_time", "Submission to admission.")
@@ -123,8 +125,7 @@ class Metrics:
 
     def on_text(self, gap_s: float, num_tokens: int) -> None:
         """Count text of ``num_tokens`` tokens that came ``gap_s`` after the previous text."""
-        for _ in range(max(1, num_tokens)):
-            self._inter_token.observe(gap_s / max(1, num_tokens))
+        self._inter_token.observe(gap_s, max(1, num_tokens))
 
     def on_fetched(self, seconds: float) -> None:
         """Count the time in which all media of a request were fetched."""
@@ -256,6 +257,24 @@ def _pool_pages(stats: StatsSnapshot) -> Iterator[Metric]:
         for pool, use in stats.pools.items():
             family.add_metric([pool], count(use))
         yield family
+
+
+class _TokenTimes(Collector):
+    """A histogram that takes all tokens of a text at once."""
+
+    def __init__(self, name: str, help: str) -> None:
+        self._name, self._help = f"mmrt_{name}_seconds", help
+        self._counts = [0] * (len(_SECONDS) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, gap_s: float, num_tokens: int) -> None:
+        """Count so many tokens that came together, so long after those before."""
+        self._counts[bisect_left(_SECONDS, gap_s / num_tokens)] += num_tokens
+        self._sum_s += gap_s
+
+    def collect(self) -> Iterator[Metric]:
+        ends = [*(str(float(end)) for end in _SECONDS), "+Inf"]
+        yield HistogramMetricFamily(self._name, self._help, [*zip(ends, accumulate(self._counts), strict=True)], self._sum_s)
 
 
 class _Joined(Collector):
