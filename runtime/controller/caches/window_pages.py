@@ -2,7 +2,8 @@
 
 A row has such pages for the last ``window_tokens`` tokens, for those that are computed next, and some ahead. They have the places of
 its KV pages, and their keys: a hit of n tokens needs the KV pages of all n, and of these the pages that the window of token n reaches.
-Pages that the window has left stay in the cache, and go first, unless other prompts have begun there.
+Pages that the window has left stay in the cache, and go first, unless other prompts have begun there, or may: at the end of the first
+message.
 """
 
 from collections.abc import Sequence
@@ -54,6 +55,10 @@ def name_windows(state: ControllerState, request: Request, member: int, first: i
     if chosen := names[begin - first :]:
         pages = request.kv.windows[member][begin : first + len(names)]
         state.name_pages(window_pool(request.kv_pool), pages, chosen, begin)
+        page_tokens, cache = state.limits.kv_page_tokens, state.pools[window_pool(request.kv_pool)].cache
+        border = request.caches.shared_borders[0] // page_tokens if member == 0 else 0
+        for place in range(max(begin, first_live(state, border * page_tokens)), min(border, first + len(names))):
+            cache.spare(names[place - first])
 
 
 def check_windows_unnamed(state: ControllerState, request: Request) -> None:

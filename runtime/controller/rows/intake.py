@@ -13,6 +13,7 @@ from ...stage_table import InstanceId
 from ..caches.media_sharing import join, known_shapes, look_up
 from ..caches.prefix_cache import PagesToCome, set_keys
 from ..caches.snapshots import has_states, set_borders
+from ..caches.window_pages import has_windows
 from ..scheduling.admission import Load, ResourceGate, check_lengths, check_submission, media_pages
 from ..scheduling.guidance import Lengths, member_lengths, num_pages
 from ..scheduling.types import MAX_PARTS, Limits
@@ -269,6 +270,8 @@ def _set_keys(state: ControllerState, request: Request, prompts: tuple[list[int]
     if request.caches.keys and has_states(state):
         spec = request.spec
         set_borders(state, request, [expanded_place(spec, place, spans, state.limits) for place in spec.borders])
+    elif request.caches.keys and has_windows(state):
+        request.caches.set_borders([[], []], expanded_place(request.spec, request.spec.borders[0], spans, state.limits))
 
 
 def patch_pages(segment: SegmentShape, limits: Limits) -> int:

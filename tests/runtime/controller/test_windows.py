@@ -105,3 +105,18 @@ def test_a_plan_that_is_done_again_finds_its_window() -> None:
     assert kv.window_firsts[0] == 2 and set(kv.windows[0][2:]) == pool.owned_by(0)
     alone = recover(driver.state.limits, 4, snapshot._replace(rows=[row._replace(prefilled=(24, 0))], plans=[])).state
     assert alone.requests[KEY].kv.window_firsts[0] == 4
+
+
+def test_the_window_at_the_end_of_the_first_message_stays_longer() -> None:
+    """Other prompts are likely to begin there. What a window has left before and behind it goes first."""
+    driver = Driver(**SIZES, num_kv_pages=64)
+    driver.submit(text(45, 2, borders=(18, 45, 0)))
+    prefill(driver)
+    finish(driver)
+    driver.receive("gateway", m.Delivered(1, KEY)).tick()
+    pool = driver.state.pools["window"]
+    taken = pool.allocate(9, pool.num_free - 5)
+    assert taken is not None and len(pool.cache) == 5, "two pages before 16, and those at the end"
+    pool.retire(9)
+    effects = driver.submit(text(18, 2), KEY + 1)
+    assert effects[index(effects, SetPrefilled)].num_tokens == 16  # type: ignore[attr-defined]
