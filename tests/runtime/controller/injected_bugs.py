@@ -14,11 +14,20 @@ from mmrt.tests.runtime.controller.test_recovery_world import live_through
 Bug = Callable[[pytest.MonkeyPatch], None]
 
 
-def must_find(seeds: Iterable[int], place: Path, match: str | None = None, *, has_states: bool = False, has_media: bool = True) -> None:
+def must_find(
+    seeds: Iterable[int],
+    place: Path,
+    match: str | None = None,
+    *,
+    has_states: bool = False,
+    has_windows: bool = False,
+    has_media: bool = True,
+) -> None:
     """Live through one run after the other until one fails."""
     with pytest.raises((AssertionError, LookupError, ValueError), match=match) as found:
         for seed in seeds:
-            live_through(seed, place, has_states=has_states, has_media=has_media, repeats_media=has_states and has_media)
+            kinds = {"has_states": has_states, "has_windows": has_windows, "has_media": has_media}
+            live_through(seed, place, repeats_media=has_states and has_media, **kinds)
     print(f"seed {seed}: {found.value}".splitlines()[0][:160])
 
 
