@@ -176,6 +176,8 @@ def _draw_filtered(scores: Tensor, rows: SamplingRows, members: NDArray[np.intp]
 def _largest(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
     """The ``num`` largest of each row in falling order, and their ids. Equal ones come by their ids, but which of those that equal the
     last are there is ``torch.topk``'s choice and depends on ``num``."""
+    if num == scores.shape[1]:
+        return torch.sort(scores, dim=1, descending=True, stable=True)
     values, ids = torch.topk(scores, num, dim=1)
     ids, order = ids.sort(1)
     values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
