@@ -12,7 +12,7 @@ _BACKLOG_SHARE = 0.5  # of the tightest objective of TTFT
 
 class Advice(NamedTuple):
     """``figures``: of each kind of process since the look before. ``layout``: to set, None if the present one is right. ``why``: for
-    each kind that would change."""
+    each kind that would change; without a layout for each that would grow if cores were idle."""
 
     figures: dict[str, KindFigures]
     layout: str | None = None
@@ -28,6 +28,7 @@ class Adviser:
         backlog_s = _BACKLOG_SHARE * min(slo.ttft_ms for slo in slos) / 1000
         self._scaler = Scaler(Rules(backlog_s=backlog_s, calm_s=calm_s, most=most))
         self._meter: Meter | None = None
+        self._least_idle = config.autoscale.idle_cores
 
     def look(self, sample: Sample, config: RuntimeConfig) -> Advice:
         """``config``: of the run now. The first look has no figures: they are of the time since the look before."""
@@ -36,10 +37,18 @@ class Adviser:
             return Advice({})
         figures = self._meter.look(sample, kinds_of(config.processes))
         proposals = self._scaler.propose(sample.at_s, figures)
+        if sample.idle_cores is not None and sample.idle_cores < self._least_idle:
+            kept = [one for one in proposals if one.wanted > one.num]
+            proposals = [one for one in proposals if one.wanted < one.num]
+            if not proposals:
+                return Advice(figures, None, [f"{_words(one)}, but {sample.idle_cores:.2g} cores are idle" for one in kept])
         if not proposals:
             return Advice(figures)
-        why = [f"{proposal.kind}: {proposal.num} → {proposal.wanted}, {proposal.why}" for proposal in proposals]
-        return Advice(figures, scaled(config.actors.layout, proposals), why)
+        return Advice(figures, scaled(config.actors.layout, proposals), list(map(_words, proposals)))
+
+
+def _words(proposal: Proposal) -> str:
+    return f"{proposal.kind}: {proposal.num} → {proposal.wanted}, {proposal.why}"
 
 
 def scaled(layout: str, proposals: Sequence[Proposal]) -> str:

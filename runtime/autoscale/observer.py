@@ -3,9 +3,10 @@
 Reads the controller's published counts and the new flight records; writes nothing.
 """
 
+import os
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -49,6 +50,7 @@ class Observer:
         self._follower.take()  # what was before does not count
         self._num_tokens = self._follower.num_tokens
         self._counts = Counts(Counter(), Counter())
+        self._idle = time.monotonic(), idle_seconds()
 
     def close(self) -> None:
         self._follower.close()
@@ -69,9 +71,11 @@ class Observer:
         before = self._counts
         self._counts = counts = count(before, self._follower.take())
         num_tokens, self._num_tokens = self._follower.num_tokens - self._num_tokens, self._follower.num_tokens
-        stats = self._stats.read()
+        stats, now_s = self._stats.read(), time.monotonic()
+        (before_s, idle_before_s), self._idle = self._idle, (now_s, idle_seconds())
         sample = Sample(
-            at_s=time.monotonic(),
+            at_s=now_s,
+            idle_cores=(self._idle[1] - idle_before_s) / (now_s - before_s) if now_s > before_s else None,
             busy_s={actor: busy_ns / 1e9 for actor, busy_ns in counts.busy_ns.items()},
             units=dict(counts.units),
             rows_left=stats.rows_left,
@@ -88,6 +92,17 @@ class Observer:
             decode_tokens=num_tokens,
         )
         return sample, demand
+
+
+def idle_seconds(stat: Path = Path("/proc/stat"), usable: Collection[int] | None = None) -> float:
+    """Return for how long the processors that this process may use have done nothing, together, since the machine began."""
+    usable = os.sched_getaffinity(0) if usable is None else usable
+    lines = (line.split() for line in stat.read_text().splitlines())
+    numbered = {words[0]: words for words in lines}
+    ticks = sum(
+        int(numbered[f"cpu{number}"][4]) + int(numbered[f"cpu{number}"][5]) for number in usable
+    )  # idle, and waiting for a disk
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def count(before: Counts, records: Iterable[FlightRecord]) -> Counts:

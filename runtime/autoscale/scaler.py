@@ -24,7 +24,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """A look at a run. ``busy_s`` and ``units`` count since the run or the observation began: seconds in which each worker
     computed, and patch rows and tokens of their plans; of video, plans. ``rows_left``, ``tokens_left`` and ``video_left`` (plans): of
     requests without a first token.
-    ``tbt_p99_s``: of the last seconds, None without tokens."""
+    ``tbt_p99_s``: of the last seconds, None without tokens. ``idle_cores``: of the machine, since the look before; None: not known."""
 
     at_s: float
     busy_s: dict[InstanceId, float]
@@ -34,6 +34,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     video_left: int = 0
     tbt_p99_s: float | None = None
     tbt_objective_s: float = 0.0
+    idle_cores: float | None = None
 
 
 class KindFigures(msgspec.Struct, frozen=True, kw_only=True):

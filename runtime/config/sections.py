@@ -139,6 +139,7 @@ class AutoscaleSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     every_s: Annotated[float, Meta(ge=0.5, le=3600)] = 5.0  # between looks
     calm_s: Annotated[float, Meta(ge=1, le=86_400)] = 120.0  # for which fewer processes must have done before some go
     most: Annotated[int, Meta(ge=0, le=MAX_INSTANCES)] = 0  # of each kind; 0: the processor's cores
+    idle_cores: Annotated[float, Meta(ge=0, le=1024)] = 0.5  # with fewer of them none come: they would share what others use
 
 
 class ObjectiveSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -76,6 +76,8 @@ class Autoscaler:
 
     async def _follow(self, advice: Advice) -> None:
         if advice.layout is None:
+            if advice.why:
+                self._say_once(f"autoscale keeps the layout ({'; '.join(advice.why)})", "kept")
             return
         what = f"layout {advice.layout} ({'; '.join(advice.why)})"
         if self._section.dry_run:

@@ -218,7 +218,7 @@ def test_twenty_layouts_in_turn_change_no_token(live: Server) -> None:
 @pytest.mark.timeout(400)
 def test_the_layout_follows_the_load(launch: Callable[..., Server]) -> None:
     """Autoscale: a second prefill comes while texts wait, is killed, goes when none have come for a while, and no answer changes."""
-    settings = "[autoscale]\nenabled = true\nevery_s = 0.5\ncalm_s = 4.0\nmost = 2\n[slo.text]\nttft_ms = 100.0"
+    settings = "[autoscale]\nenabled = true\nevery_s = 0.5\ncalm_s = 4.0\nmost = 2\nidle_cores = 0\n[slo.text]\nttft_ms = 100.0"
     server = launch("qwen2_5_omni", settings)
     texts = [[{"role": "user", "content": f"{number} " * 300}] for number in range(8)]
     alone = [server.chat(text, max_tokens=3)[1] for text in texts]

@@ -85,14 +85,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if any(one.taken.num_wrong for one in rounds) else 0
 
 
-def config_of(system: str, objective: Objective, most: int, calm_s: float) -> RuntimeConfig:
+def config_of(system: str, objective: Objective, most: int, calm_s: float, idle_cores: float = 0.5) -> RuntimeConfig:
     """The configuration of a system: a layout, or one that follows the load."""
     data = to_data(RuntimeConfig())
     data["server"]["port"] = 0
     data["slo"] = objective.sections
     data["memory"]["prefix_cache"] = data["memory"]["embedding_cache"] = False
     if system == _FOLLOWS:
-        data["autoscale"] = {"enabled": True, "every_s": 1.0, "calm_s": calm_s, "most": most}
+        data["autoscale"] = {"enabled": True, "every_s": 1.0, "calm_s": calm_s, "most": most, "idle_cores": idle_cores}
     else:
         data["actors"]["layout"] = system
     return convert_config(data)
@@ -103,7 +103,7 @@ def _measure(system: str, number: int, trace: Path, objective: Objective, given:
     tell(f"round {number + 1} of {given.rounds}: {system}")
     load = parse_options(["--url", "http://-", "--trace", str(trace), "--scenario", "steady", "--seed", f"{number}"])
     with own_run(f"followed-{number}") as run, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        run.up(config_of(system, objective, given.most, given.calm))
+        run.up(config_of(system, objective, given.most, given.calm, given.idle_cores))
         report = run.report()
         watch = RunWatch(run, report.endpoint, report.supervisor_pid or 0, kills=system == _FOLLOWS and not given.no_kills)
         records = runner.run(_serve(load, report.endpoint, watch))
@@ -169,6 +169,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--slo-tbt", type=number("seconds", float, above=0), default=0.2, metavar="S")
     add("--most", type=number("processes", int, least=1), default=2, help="of a kind, where the layout follows (%(default)s)")
     add("--calm", type=number("seconds", float, least=1), default=15.0, metavar="S", help="before some leave (%(default)s)")
+    add("--idle-cores", type=number("cores", float, least=0), default=0.5, metavar="N", help="with fewer none come (%(default)s)")
     add("--no-kills", action="store_true", help="kill no process that comes")
     add("--json", type=json_file, metavar="FILE", help=JSON_HELP)
     return parser

@@ -39,7 +39,22 @@ def test_a_system_is_a_layout_or_follows() -> None:
 def test_a_live_round_is_measured(tmp_path: Path) -> None:
     """A layout comes, the processes in it are killed, and no answer changes."""
     report = tmp_path / "report.json"
-    arguments = ["--layouts", "2V+E+P+D", "--rounds", "1", "--times", "0.5", "--rate", "3", "--slo-ttft", "0.3", "--calm", "5"]
+    arguments = [
+        "--layouts",
+        "2V+E+P+D",
+        "--rounds",
+        "1",
+        "--times",
+        "0.5",
+        "--rate",
+        "3",
+        "--slo-ttft",
+        "0.3",
+        "--calm",
+        "5",
+        "--idle-cores",
+        "0",
+    ]
     assert main([*arguments, "--json", str(report)]) == 0
     fixed, follows = json.loads(report.read_text())["rounds"]
     assert (fixed["system"], fixed["taken"]["layouts"], fixed["taken"]["num_kills"]) == ("2V+E+P+D", ["2V+E+P+D"], 0)

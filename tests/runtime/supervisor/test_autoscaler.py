@@ -1,12 +1,15 @@
 """The autoscaler follows samples of a run, says why, and never takes the run with it. ``end_to_end/test_scale`` has a real run."""
 
 import asyncio
+import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from mmrt.runtime.autoscale.demand import Demand
+from mmrt.runtime.autoscale.observer import idle_seconds
 from mmrt.runtime.autoscale.scaler import Sample
 from mmrt.runtime.config.runtime_config import RuntimeConfig, parse_config, with_layout
 from mmrt.runtime.errors import ConfigError, RunError
@@ -28,6 +31,7 @@ class Run:
         self.refusal = refusal
         self.looks = 0
         self.rows = 0
+        self.idle_cores = 1.0
         self.failure: Exception | None = None
         self.can_scale = True
 
@@ -44,7 +48,8 @@ class Run:
         is_busy = self.looks < 20
         self.rows += 100 if is_busy else 0
         left = 2000 if is_busy else 0
-        return Sample(at_s=float(self.looks), busy_s={ENCODER: 0.01 * self.rows}, units={ENCODER: self.rows}, rows_left=left), Demand()
+        busy_s, units = {ENCODER: 0.01 * self.rows}, {ENCODER: self.rows}
+        return Sample(at_s=float(self.looks), busy_s=busy_s, units=units, rows_left=left, idle_cores=self.idle_cores), Demand()
 
     async def change(self, layout: str) -> None:
         if self.refusal:
@@ -87,6 +92,31 @@ def test_a_dry_run_says_each_layout_once_and_sets_none(monkeypatch: pytest.Monke
     follow(run, lambda: run.looks > 15, monkeypatch)
     assert run.config.actors.layout == "E+P+D"
     assert [text.split(" (")[0] for text in run.said] == ["autoscale would set layout E+P+D+E"]
+
+
+def test_none_come_where_no_core_is_idle_and_those_that_are_too_many_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run()
+    run.idle_cores = 0.4
+    follow(run, lambda: run.looks > 15, monkeypatch)
+    assert run.layouts == [] and len(run.said) == 1
+    assert run.said[0].startswith("autoscale keeps the layout (E: 1 → 2, ") and run.said[0].endswith("but 0.4 cores are idle)")
+    ready = Run(SETTINGS + "idle_cores = 0\n")
+    ready.idle_cores = 0.0
+    follow(ready, lambda: ready.looks > 40, monkeypatch)
+    assert ready.layouts == ["E+P+D+E", "E+P+D+2E", "E+P+D"]
+    full = Run('[actors]\nlayout = "3E+P+D"\n' + SETTINGS)
+    full.idle_cores, full.looks = 0.0, 30
+    follow(full, lambda: full.looks > 50, monkeypatch)
+    assert full.layouts == ["E+P+D"]
+
+
+def test_idle_time_is_that_of_the_usable_processors(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  9 9 9 900 9 0\ncpu0 1 1 1 100 50 0\ncpu1 1 1 1 300 0 0\nintr 1\n")
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert idle_seconds(stat, [0]) == 150 / ticks and idle_seconds(stat, [0, 1]) == 450 / ticks
+    before = idle_seconds()
+    assert 0 <= idle_seconds() - before < 60
 
 
 def test_a_refusal_is_said_once_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
