@@ -38,7 +38,7 @@ class TiledOracle:
         prompt = self.processor.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
         images: list[Any] = [Image.fromarray(pixels) for pixels in pictures]
         images = [images] if isinstance(self.processor, transformers.LlavaOnevisionProcessor) else images  # of one prompt
-        found: dict[str, Any] = self.processor(text=[prompt], images=images, return_tensors="pt")
+        found: dict[str, Any] = self.processor(text=[prompt], images=images if pictures else None, return_tensors="pt")
         return found
 
     @property
@@ -64,15 +64,20 @@ class TiledOracle:
         return found
 
     @torch.inference_mode()
-    def check_greedy(self, inputs: dict[str, Any], ids: list[int]) -> None:
-        """Each id is the argmax of its prefix, nearly."""
+    def logits(self, inputs: dict[str, Any], ids: list[int]) -> torch.Tensor:
+        """Those that each id was drawn from, [ids, vocabulary]."""
         prompt = inputs["input_ids"]
         forced = torch.cat((prompt, torch.tensor([ids[:-1]], dtype=torch.long)), 1)
         inputs = {**inputs, "input_ids": forced, "attention_mask": torch.ones_like(forced)}
         if (kinds := inputs.get("mm_token_type_ids")) is not None:
             inputs["mm_token_type_ids"] = torch.nn.functional.pad(kinds, (0, len(ids) - 1))
         logits = self.model(**inputs).logits
-        check_argmax(logits[0, prompt.shape[1] - 1 :].float(), ids)
+        found: torch.Tensor = logits[0, prompt.shape[1] - 1 :].float()
+        return found
+
+    def check_greedy(self, inputs: dict[str, Any], ids: list[int]) -> None:
+        """Each id is the argmax of its prefix, nearly."""
+        check_argmax(self.logits(inputs, ids), ids)
 
 
 class Case(NamedTuple):
@@ -115,6 +120,15 @@ def test_a_killed_encoder_changes_no_token(case: Case) -> None:
     assert len(answers) == 3 and answers[0] == answers[1] == answers[2]
     case.oracle.check_greedy(case.oracle.inputs(content, pictures), answers[0])
     case.server.wait_until_empty()
+
+
+def test_guidance(case: Case) -> None:
+    pixels = picture(5, 98, 126)
+    content = [image_part(pixels), text("Describe the weather.")]
+    _, ids = case.server.chat(content, extra_body={"guidance_scale": 2.0})
+    conditional = case.oracle.logits(case.oracle.inputs(content, [pixels]), ids)
+    unconditional = case.oracle.logits(case.oracle.inputs([text("")], []), ids)
+    check_argmax(unconditional + 2.0 * (conditional - unconditional), ids)
 
 
 def test_videos_are_frames_or_refused_by_name(case: Case) -> None:

@@ -255,7 +255,7 @@ def among_others(media: Sequence[Medium]) -> tuple[Medium, ...]:
         return tuple(media)
     return tuple(
         medium._replace(options=replace(medium.options, is_among_others=True), content=key_among_others(medium.content))
-        if medium.kind == "image"
+        if medium.kind == "image" and not medium.options.is_among_others
         else medium
         for medium in media
     )

@@ -37,7 +37,9 @@ class OneVisionFamily(LlavaFamily):
         """Map config.json. Raises CheckpointError."""
         root = files.required("config.json")
         text = nested_fields(root, "qwen2")
-        is_tied = root.boolean("tie_word_embeddings", default=not any("lm_head." in name for name in tensor_names(files.path)))
+        names = tensor_names(files.path)  # those of the smallest have no head, whatever config.json says outside of text_config
+        has_none = bool(names) and not any("lm_head." in name for name in names)
+        is_tied = has_none or root.boolean("tie_word_embeddings", default=False)
 
         def parse_text(own: JsonObject, is_any_tied: bool) -> LanguageConfig:
             return parse_nested(text, is_tied)
@@ -79,7 +81,8 @@ def _parse_tower(root: JsonObject, hidden_size: int) -> VitConfig:
 
 def _parse_rules(files: CheckpointFiles, vision: Any) -> VisionRules:
     root, nested = files.required("config.json"), files.optional("processor_config.json") or JsonObject({}, "defaults")
-    image, video, _ = fields.processors(files, video_falls_back=False)
+    image, video, _ = fields.processors(files, video_falls_back=True)
+    video = video if video.data else image
     tile = root.object("vision_config").with_defaults(_SIGLIP).integer("image_size")
     base, num_tokens = VisionRules(), vision.position_side**2
     if (found := nested.integer("num_image_tokens", default=num_tokens)) != num_tokens:
