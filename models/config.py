@@ -51,9 +51,10 @@ def load_model_config(
     files = CheckpointFiles(Path(path))
     root = files.required("config.json")
     model_type = root.text("model_type")
-    name = family_name(model_type)
+    tower = root.data.get("vision_config")
+    name = family_name(model_type, tower.get("model_type") if isinstance(tower, dict) else None)
     if name is None:
-        told = ", ".join(entry.model_types[0] for entry in FAMILIES.values() if entry.model_types[0] != NULL_TYPE)
+        told = ", ".join(dict.fromkeys(entry.model_types[0] for entry in FAMILIES.values() if entry.model_types[0] != NULL_TYPE))
         raise root.error("model_type", f"is {model_type!r}, expected one of {told}")
     try:
         quantization = find_quantization(root.data)

@@ -11,10 +11,12 @@ from .family import Family
 
 
 class Entry(NamedTuple):
-    """``load`` imports the family. ``model_types``: what config.json calls it."""
+    """``load`` imports the family. ``model_types``: what config.json calls it; ``tower``: of those that it calls alike, the one whose
+    ``vision_config`` is of this type."""
 
     load: Callable[[], Any]
     model_types: tuple[str, ...]
+    tower: str = ""
 
 
 def _text() -> Any:
@@ -60,6 +62,7 @@ FAMILIES: dict[str, Entry] = {
     "mistral3": Entry(lambda: import_module(".pixtral", __package__).MISTRAL3, ("mistral3",)),
     "paddleocr_vl": Entry(lambda: import_module(".paddleocr_vl", __package__), ("paddleocr_vl",)),
     "llava": Entry(lambda: import_module(".llava", __package__).LLAVA, ("llava",)),
+    "pixtral": Entry(lambda: import_module(".pixtral", __package__).PIXTRAL, ("llava",), "pixtral"),
     "llava_next": Entry(lambda: import_module(".llava", __package__).LLAVA_NEXT, ("llava_next",)),
     "llava_onevision": Entry(lambda: import_module(".llava.onevision", __package__).LLAVA_ONEVISION, ("llava_onevision",)),
     "null": Entry(lambda: import_module(".null", __package__), ("mmrt_null",)),
@@ -76,6 +79,7 @@ def family_of(config: ModelConfig) -> Family:
     return family_named(config.family)
 
 
-def family_name(model_type: str) -> str | None:
-    """The name of the family of config.json's ``model_type``, None if there is none."""
-    return next((name for name, entry in FAMILIES.items() if model_type in entry.model_types), None)
+def family_name(model_type: str, tower: object = None) -> str | None:
+    """The name of the family of config.json's ``model_type``, and of that of its ``vision_config``; None if there is none."""
+    names = [name for name, entry in FAMILIES.items() if model_type in entry.model_types]
+    return next((name for name in names if FAMILIES[name].tower == tower), names[0] if names else None)

@@ -43,9 +43,10 @@ class PixtralTransformer:
         self._patch_embed, self._dtype = Linear(kernel.flatten(1), None), kernel.dtype
         self._first_norm = weights["vision.ln_pre.weight"]
         self._layers = [_Layer(config, weights, f"vision.transformer.layers.{i}", activation) for i in range(config.depth)]
-        self._merger_norm = weights["vision.merger.norm.weight"]
-        names = ("patch_merger.merging_layer", "linear_1", "linear_2")
-        self._merge, self._up, self._down = (Linear.of(weights, f"vision.merger.{name}") for name in names)
+        self._merger_norm = weights.get("vision.merger.norm.weight")
+        has_merge = "vision.merger.patch_merger.merging_layer.weight" in weights
+        self._merge = Linear.of(weights, "vision.merger.patch_merger.merging_layer") if has_merge else None
+        self._up, self._down = (Linear.of(weights, f"vision.merger.linear_{i}") for i in (1, 2))
         head_dim = config.hidden_size // config.num_heads
         frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
         self._frequencies = frequencies[0::2], frequencies[1::2]  # of rows, of columns
@@ -72,13 +73,14 @@ class PixtralTransformer:
             layer(hidden, rotation, sequences)
             if after_layer is not None:
                 after_layer()
-        hidden = _norm(hidden, self._merger_norm, self._config.norm_eps)
+        if self._merger_norm is not None:
+            hidden = _norm(hidden, self._merger_norm, self._config.norm_eps)
         whole = torch.from_numpy(np.concatenate([_whole(size, its, merge) for size, its in zip(sizes, seen, strict=True)]))
         if not whole.all():
             hidden = hidden[whole.to(self._device)]
         # the matrix has the places of a channel beside each other
         merged = hidden.view(-1, merge**2, hidden.shape[1]).transpose(1, 2).flatten(1)
-        tokens = self._down(F.gelu(self._up(self._merge(merged))))
+        tokens = self._down(F.gelu(self._up(merged if self._merge is None else self._merge(merged))))
         return list(torch.split(tokens, [(rows // merge) * (columns // merge) for rows, columns in seen]))
 
     def _rotation(self, places: np.ndarray) -> Rotation:

@@ -1,6 +1,5 @@
 """Families that cut pictures into tiles, served: greedy tokens are transformers' argmax from bytes on, and outlive the encoder."""
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,9 +26,9 @@ transformers: Any = ImportedLater("transformers")
 class TiledOracle:
     """A checkpoint in transformers, float32, with the Pillow form of its processor."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, family: str) -> None:
         torch.set_num_threads(1)
-        self.processor = PICTURE_FAMILIES[json.loads((checkpoint / "config.json").read_bytes())["model_type"]].processor_of(checkpoint)
+        self.processor = PICTURE_FAMILIES[family].processor_of(checkpoint)
         self.model = transformers.AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
     def inputs(self, content: list[dict[str, Any]], pictures: list[np.ndarray]) -> dict[str, Any]:
@@ -90,7 +89,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with launching(tmp_path_factory, checkpoints) as start, pytest.MonkeyPatch.context() as patch:
         if request.param != "smolvlm":
             patch.setattr("transformers.image_processing_backends.np_resize", bicubic)
-        yield Case(start(request.param), TiledOracle(checkpoints(request.param)))
+        yield Case(start(request.param), TiledOracle(checkpoints(request.param), request.param))
 
 
 def test_pictures_and_again(case: Case) -> None:

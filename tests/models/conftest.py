@@ -321,6 +321,7 @@ def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
                 "qwen3_asr": "Qwen3ASRForConditionalGeneration",
                 "qwen2_audio": "Qwen2AudioForConditionalGeneration",
                 "smolvlm": "SmolVLMForConditionalGeneration",
+                "pixtral": "LlavaForConditionalGeneration",
                 "llava": "LlavaForConditionalGeneration",
                 "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
                 "lighton_ocr": "LightOnOcrForConditionalGeneration",

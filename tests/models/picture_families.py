@@ -81,13 +81,14 @@ def pixtral(checkpoint: Path) -> Any:
     """transformers' class for Mistral 3 wants torchvision, and uses a function that the Pillow form has, too."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     images = _images(checkpoint, "pixtral.image_processing_pil_pixtral", "PixtralImageProcessorPil")
+    merge = json.loads((checkpoint / "processor_config.json").read_bytes())["spatial_merge_size"]
     if json.loads((checkpoint / "config.json").read_bytes())["model_type"] == "lighton_ocr":
         return transformers.LightOnOcrProcessor(images, tokenizer, patch_size=14, spatial_merge_size=2)
     with pytest.MonkeyPatch.context() as patch:
         module = "transformers.models.pixtral.image_processing_pixtral"
         patch.setitem(sys.modules, module, sys.modules["transformers.models.pixtral.image_processing_pil_pixtral"])
         processing = importlib.import_module("transformers.models.pixtral.processing_pixtral")
-    return processing.PixtralProcessor(images, tokenizer, patch_size=14, spatial_merge_size=2)
+    return processing.PixtralProcessor(images, tokenizer, patch_size=14, spatial_merge_size=merge)
 
 
 def without_model(name: str) -> str:
@@ -145,6 +146,7 @@ PICTURE_FAMILIES: Mapping[str, PictureFamily] = {
     "internvl": PictureFamily(internvl, _INTERNVL, (within_model,)),
     "lighton_ocr": PictureFamily(pixtral, _PIXTRAL, (without_model,)),
     "mistral3": PictureFamily(pixtral, _PIXTRAL, (within_model,)),
+    "pixtral": PictureFamily(pixtral, _PIXTRAL, (within_model,)),
     "paddleocr_vl": PictureFamily(paddleocr_vl, _DOCUMENTS, (of_paddle,)),
     "llava": PictureFamily(llava, _LLAVA, (of_hub, of_hub_within_model)),
     "llava_next": PictureFamily(llava, _LLAVA, (of_hub, of_hub_within_model)),

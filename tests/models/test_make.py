@@ -30,7 +30,7 @@ FAMILIES = (
     "qwen2_audio",
     "qwen3_asr",
     "smolvlm",
-    *("internvl", "lighton_ocr", "mistral3", "qwen3_omni_moe", "llava_onevision", "paddleocr_vl"),
+    *("internvl", "lighton_ocr", "mistral3", "qwen3_omni_moe", "llava_onevision", "paddleocr_vl", "pixtral"),
 )
 
 SENTENCE = "What can you see in this picture? It's 42 über-café 日本語 🙂\n\n  def f(x):\treturn x"

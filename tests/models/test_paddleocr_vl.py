@@ -47,7 +47,9 @@ def test_sizes_are_transformers(config: ModelConfig) -> None:
     module = transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl
     rules = paddleocr_vl._RULES
     published = replace(config, vision_rules=replace(rules, temporal_patch_size=1))
-    sizes = np.random.default_rng(0).integers(1, 3000, (300, 2)).tolist()
+    luck = np.random.default_rng(0)
+    flat = np.stack((luck.integers(1, 28, 500), luck.integers(1, 3000, 500)), 1)
+    sizes = [*luck.integers(1, 3000, (200, 2)).tolist(), *flat.tolist(), *flat[:, ::-1].tolist()]
     for height, width in [*sizes, [1, 200], [1, 201], [14, 3000], [28, 5601]]:
         try:
             expected = module.smart_resize(height, width, 28, rules.min_pixels, rules.max_pixels)

@@ -145,6 +145,33 @@ def test_sizes_and_tokens_that_do_not_fit(checkpoints: Callable[[str], Path], tm
         load_model_config(made)
 
 
+def test_pixtral_12b(checkpoints: Callable[[str], Path], sized: Callable[..., float], tmp_path: Path) -> None:
+    """A LLaVA with another tower, of which a patch is a token; files leave out what their decoder has by default."""
+    for number, (changes, said) in enumerate(
+        (
+            ({"vision_feature_layer": -2}, "vision_feature_layer is -2, expected -1"),
+            ({"vision_feature_select_strategy": "default"}, "vision_feature_select_strategy is 'default', expected 'full'"),
+            ({"text_config": {"model_type": "llama"}}, "text_config.model_type is 'llama', expected 'mistral'"),
+            ({"vision_config": {"model_type": "siglip_vision_model"}}, "is 'siglip_vision_model', expected 'clip_vision_model'"),
+        )
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            load_model_config(edited(checkpoints("pixtral"), tmp_path / str(number), "config.json", changes))
+    vision = {"model_type": "pixtral", "hidden_act": "silu", "image_size": 1024, "patch_size": 16, "rope_theta": 10000.0}
+    text = {"model_type": "mistral", "hidden_size": 5120, "num_hidden_layers": 40, "head_dim": 128, "vocab_size": 131072}
+    text |= {"rope_theta": 1e9, "sliding_window": None}
+    made = edited(checkpoints("pixtral"), tmp_path / "made", "preprocessor_config.json", {"patch_size": {"height": 16, "width": 16}})
+    config = {"model_type": "llava", "image_token_index": 10, "vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+    config |= {"text_config": text, "vision_config": vision, "eos_token_id": 2}
+    (made / "config.json").write_text(json.dumps(config))
+    found, theirs = load_model_config(made), transformers.AutoConfig.from_pretrained(made)
+    assert (found.family, found.image_token_id) == ("pixtral", 10)
+    assert found.language.heads.num_kv_heads == theirs.text_config.num_key_value_heads
+    assert (found.vision.depth, found.vision.hidden_size) == (theirs.vision_config.num_hidden_layers, theirs.vision_config.hidden_size)
+    assert found.vision_rules.longest_edge == 210 and family_named("pixtral").image_item(found, 160, 160).num_tokens == 10 * 11
+    assert sized("pixtral", "12b") / 1e9 == pytest.approx(12.68, rel=0.002)
+
+
 def test_other_media_and_lies(loaded: Loaded) -> None:
     family, config = loaded.family, loaded.config
     for refuse, said in (

@@ -1,5 +1,5 @@
-"""Models with Pixtral's tower, which sees pictures in their own ratio of sides: LightOnOCR, with Qwen3's decoder, and Mistral 3, which
-are Mistral Small 3.1 and 3.2 and Ministral 3. As transformers' ``lighton_ocr`` and ``mistral3``.
+"""Models with Pixtral's tower, which sees pictures in their own ratio of sides: LightOnOCR, with Qwen3's decoder, Mistral 3, which are
+Mistral Small 3.1 and 3.2 and Ministral 3, and Pixtral 12B. As transformers' ``lighton_ocr``, ``mistral3`` and ``llava``.
 
 Ministral 3's queries grow beyond the context that it was first trained with, which is the longest that is served.
 """
@@ -36,12 +36,16 @@ _BREAK, _END = "[IMG_BREAK]", "[IMG_END]"
 
 class PixtralFamily:
     """A ``Family``. ``decoders``: kinds of the decoder, the one where the file has none first; ``placeholder``: of a picture, where the
-    file does not say; ``activation``: of the tower, likewise. ``has_breaks``: a token stands behind each line of a picture."""
+    file does not say; ``activation``: of the tower, likewise. ``has_breaks``: a token stands behind each line of a picture.
+    ``has_merge``: as in ``PixtralConfig``."""
 
     home = __name__
 
-    def __init__(self, name: str, decoders: tuple[str, ...], placeholder: int, activation: str, has_breaks: bool) -> None:
+    def __init__(
+        self, name: str, decoders: tuple[str, ...], placeholder: int, activation: str, has_breaks: bool, has_merge: bool = True
+    ) -> None:
         self._name, self._decoders, self._placeholder, self._has_breaks = name, decoders, placeholder, has_breaks
+        self._has_merge = has_merge
         self._activation = activation
 
     def parse_config(self, files: CheckpointFiles) -> ModelConfig:
@@ -54,7 +58,7 @@ class PixtralFamily:
             return parse_nested(text, is_tied)
 
         def parse_vision(own: JsonObject, hidden_size: int) -> PixtralConfig:
-            tower = parse_tower(root, text, hidden_size, self._activation)
+            tower = parse_tower(root, text, hidden_size, self._activation, self._has_merge)
             return tower if self._has_breaks else processor_unit(files, tower)
 
         def parse_its_rules(files: CheckpointFiles, vision: object) -> VisionRules:
@@ -159,3 +163,4 @@ def _within(edge: int, unit: int, height: int, width: int) -> tuple[int, int]:
 
 LIGHTON_OCR = PixtralFamily("lighton_ocr", ("qwen3", "qwen2", "llama", "mistral"), 151655, "silu", has_breaks=False)
 MISTRAL3 = PixtralFamily("mistral3", ("mistral", "ministral3"), 10, "gelu", has_breaks=True)
+PIXTRAL = PixtralFamily("pixtral", ("mistral",), 32000, "gelu", has_breaks=True, has_merge=False)

@@ -23,18 +23,23 @@ class PixtralConfig(VisionConfig, frozen=True, kw_only=True):
     activation: Literal["silu", "gelu"]
     unit: int  # pixels, of which the sides of pictures are multiples
     merger_bias: bool = False
+    has_merge: bool = True  # a norm, and a matrix that makes one of the patches of a token
 
 
-def parse_tower(root: JsonObject, text: JsonObject, hidden_size: int, activation_without: str) -> PixtralConfig:
-    """``vision_config``; ``activation_without``: of the tower where there is none. Raises CheckpointError."""
+def parse_tower(root: JsonObject, text: JsonObject, hidden_size: int, activation_without: str, has_merge: bool = True) -> PixtralConfig:
+    """``vision_config``; ``activation_without``: of the tower where there is none. ``has_merge``: as in ``PixtralConfig``; without, the
+    file is LLaVA's, and a patch is a token. Raises CheckpointError."""
     vision = root.object("vision_config")
     patch, activation = (16, "gelu") if vision.data else (14, activation_without)
     vision = vision.with_defaults({**_SIZES, "patch_size": patch, "hidden_act": activation, "model_type": "pixtral"})
     vision.text("model_type", choices=("pixtral",))
     root.text("projector_hidden_act", default="gelu", choices=("gelu",))
-    if (layer := root.data.get("vision_feature_layer", -1)) != -1:
+    if not has_merge:
+        root.text("vision_feature_select_strategy", default="default", choices=("full",))
+    if (layer := root.data.get("vision_feature_layer", -1 if has_merge else -2)) != -1:
         raise root.error("vision_feature_layer", f"is {layer!r}, expected -1")
-    rope, patch, merge = rope_fields(vision), vision.integer("patch_size"), root.integer("spatial_merge_size", default=2)
+    rope, patch = rope_fields(vision), vision.integer("patch_size")
+    merge = root.integer("spatial_merge_size", default=2) if has_merge else 1
     activation = vision.text("hidden_act", choices=("silu", "gelu"))
     config = PixtralConfig(
         depth=vision.integer("num_hidden_layers", most=1000),
@@ -52,7 +57,8 @@ def parse_tower(root: JsonObject, text: JsonObject, hidden_size: int, activation
         theta=(rope if rope.has("rope_theta") else vision).number("rope_theta", default=1e4),
         activation="silu" if activation == "silu" else "gelu",
         unit=patch * merge,
-        merger_bias=root.boolean("multimodal_projector_bias", default=False),
+        merger_bias=root.boolean("multimodal_projector_bias", default=not has_merge),
+        has_merge=has_merge,
     )
     if config.hidden_size % (4 * config.num_heads):
         raise vision.error("hidden_size", f"is {config.hidden_size}, expected a multiple of 4 x {config.num_heads} heads")
@@ -106,7 +112,8 @@ def tower_specs(vision: PixtralConfig) -> Iterator[TensorSpec]:
         yield same(f"{layer}ffn_norm.weight", hidden)
         for part, out, inp in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
             yield from linear(f"{layer}feed_forward.{part}_proj", out, inp, bias=False)
-    yield same("vision.merger.norm.weight", hidden)
-    yield from linear("vision.merger.patch_merger.merging_layer", hidden, hidden * vision.merge_size**2, bias=False)
+    if vision.has_merge:
+        yield same("vision.merger.norm.weight", hidden)
+        yield from linear("vision.merger.patch_merger.merging_layer", hidden, hidden * vision.merge_size**2, bias=False)
     yield from linear("vision.merger.linear_1", vision.out_hidden_size, hidden, bias=vision.merger_bias)
     yield from linear("vision.merger.linear_2", vision.out_hidden_size, vision.out_hidden_size, bias=vision.merger_bias)

@@ -23,9 +23,11 @@ _TEMPLATE = """\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
 _CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_MISTRAL_TOKENS = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
 _TOKENS = {
     "lighton_ocr": {"image_token": "<|image_pad|>", "image_break_token": "<|vision_pad|>", "image_end_token": "<|vision_end|>"},
-    "mistral3": {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"},
+    "mistral3": _MISTRAL_TOKENS,
+    "pixtral": _MISTRAL_TOKENS,
 }
 
 
@@ -64,6 +66,10 @@ _SHAPES = {
         "tiny": _Shape("float32", 900, {**_TINY_TEXT, **_QWEN3, "head_dim": 32}, _TINY_VISION, 210),
         "1b": _Shape("bfloat16", 8000, {**text_sizes(151936, 1024, 3072, 28, 16, 8, 16384), **_QWEN3}, _LARGE, 1540),
     },
+    "pixtral": {
+        "tiny": _Shape("float32", 900, {**_TINY_TEXT, **_MISTRAL, "head_dim": 32}, _TINY_VISION, 210),
+        "12b": _Shape("bfloat16", 8000, {**text_sizes(131072, 5120, 14336, 40, 32, 8, 1024000), **_MISTRAL}, _LARGE, 1024, 16),
+    },
     "mistral3": {
         "tiny": _Shape("float32", 900, {**_TINY_TEXT, **_MISTRAL, "head_dim": 32}, _TINY_VISION, 210),
         "ministral-3b": _mistral(_MINISTRAL, 3072, 9216, 26, 32, 8, 262144),
@@ -71,6 +77,7 @@ _SHAPES = {
         "24b": _mistral(_MISTRAL, 5120, 32768, 40, 32, 8, 131072),
     },
 }
+_ARCHITECTURES = {"lighton_ocr": "LightOnOcr", "mistral3": "Mistral3", "pixtral": "Llava"}
 _TIED = ("lighton_ocr-1b", "mistral3-ministral-3b")
 
 
@@ -81,7 +88,8 @@ def recipes(family: str) -> dict[str, CheckpointRecipe]:
 
 def _recipe(family: str, shape: _Shape, is_tied: bool) -> CheckpointRecipe:
     tokens = _TOKENS[family]
-    has_breaks = family == "mistral3"
+    has_breaks, is_llava = family != "lighton_ocr", family == "pixtral"
+    patch, merge = (shape.unit, 1) if is_llava else (14, 2)
     name = "PixtralProcessor" if has_breaks else "LightOnOcrProcessor"
     image: dict[str, Any] = {
         "image_processor_type": "PixtralImageProcessorFast",
@@ -94,24 +102,24 @@ def _recipe(family: str, shape: _Shape, is_tied: bool) -> CheckpointRecipe:
     def files(ids: Mapping[str, int]) -> dict[str, dict[str, Any]]:
         ends = {"eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"], "bos_token_id": None}
         config = {
-            "architectures": ["Mistral3ForConditionalGeneration" if has_breaks else "LightOnOcrForConditionalGeneration"],
-            "model_type": family,
+            "architectures": [f"{_ARCHITECTURES[family]}ForConditionalGeneration"],
+            "model_type": "llava" if is_llava else family,
+            **({"vision_feature_layer": -1, "vision_feature_select_strategy": "full"} if is_llava else {"spatial_merge_size": 2}),
             "dtype": shape.dtype,
             "tie_word_embeddings": is_tied,
-            "spatial_merge_size": 2,
             "image_token_index" if has_breaks else "image_token_id": ids[tokens["image_token"]],
             "text_config": {**shape.text, **ends, "hidden_act": "silu", "tie_word_embeddings": is_tied},
             "vision_config": {
                 **shape.vision,
                 "model_type": "pixtral",
-                "patch_size": 14,
+                "patch_size": patch,
                 "image_size": shape.edge,
                 "head_dim": shape.vision["hidden_size"] // shape.vision["num_attention_heads"],
                 "hidden_act": "silu",
                 "rope_parameters": {"rope_type": "axial", "rope_theta": 10000.0},
             },
         }
-        processor = {"processor_class": name, "patch_size": 14, "spatial_merge_size": 2}
+        processor = {"processor_class": name, "patch_size": patch, "spatial_merge_size": merge}
         return {
             "config.json": config,
             "preprocessor_config.json": image,
