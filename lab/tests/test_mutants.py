@@ -26,7 +26,7 @@ class Mutant(NamedTuple):
 
 
 RULES = "runtime/controller"
-CREW = "tests/runtime/supervisor/test_crew_world.py"  # six old defects of the supervisor
+CREW = "tests/runtime/supervisor/test_crew_world.py"  # eleven old defects of the supervisor
 MUTANTS = {
     "budgets": Mutant(
         f"{RULES}/scheduling/batches.py", "budget - num_planned))", "budget))", "tests/runtime/controller/test_batches.py"
@@ -78,6 +78,27 @@ MUTANTS = {
     ),
     "leaving at the end": Mutant("runtime/supervisor/crew.py", "actors = dict(self.actors)", "actors = self.actors", CREW),
     "stopped supervisor": Mutant("runtime/supervisor/crew.py", "if late:", "if False:", CREW),
+    "restart beside a debugger": Mutant(
+        "runtime/supervisor/handover.py", "if actor.debugger is not None:\n        raise", "if False:\n        raise", CREW
+    ),
+    "restart whose predecessor died": Mutant(
+        "runtime/supervisor/handover.py", "or actor.is_being_restarted:", 'or actor.state == "restarting":', CREW
+    ),
+    "debugger that has gone": Mutant(
+        "runtime/supervisor/handover.py",
+        "    if actor.candidate is debugger:\n        actor.candidate = None\n    if actor.current is None and",
+        "    if actor.current is None and",
+        CREW,
+    ),
+    "deaf at the end": Mutant(
+        "runtime/supervisor/managed_actor.py",
+        "await instance.process.stop(0.0 if self._is_forced else self.spec.stop_grace_s)",
+        "instance.process.signal(signal.SIGTERM)",
+        CREW,
+    ),
+    "pause at a start": Mutant(
+        "runtime/supervisor/managed_actor.py", "instance.beat_s = instance.waiting_since_s = now_s", "instance.beat_s = now_s", CREW
+    ),
     "sandbox": Mutant("actors/host/seccomp.py", "network else _END", "network else _PERMIT", "tests/actors/video/test_sandbox.py"),
     "fields": Mutant(
         "actors/gateway/reading/sampling_fields.py", '"top_p", 0, 1)', '"top_p", 0, 9)', "tests/actors/gateway/test_validation.py"
