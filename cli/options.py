@@ -117,9 +117,11 @@ def override(config: "RuntimeConfig", options: Mapping[str, str | int | None]) -
 
 def check_files(config: "RuntimeConfig") -> None:
     """Check the files that the gateway reads besides the checkpoint, and how many it may open. Raises: ConfigError."""
+    from ..runtime.process.kept_connections import check_shared
     from ..runtime.process.listening import connection_limit
 
     connection_limit(config.server.max_connections)
+    check_shared(config.num_gateways, config.server.max_connections)
     if config.server.api_keys_file:
         from ..actors.gateway.keys.key_file import read_keys
 

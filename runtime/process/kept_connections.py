@@ -13,6 +13,8 @@ import struct
 from typing import NamedTuple
 
 from ...shm.connection_records import RecordSizes
+from ...shm.tcp_count import why_inexact
+from ..errors import ConfigError
 from .listening import EXTRA_CONNECTIONS, connection_limit
 
 _OWN_FILES = 256  # of the supervisor, besides connections
@@ -67,6 +69,17 @@ def record_sizes(max_connections: int, max_body_bytes: int, files_each: int = 1,
     if files != resource.RLIM_INFINITY:
         count = min(count, files - _OWN_FILES)
     return RecordSizes.of(count if count >= _LEAST_CONNECTIONS else 0, max_body_bytes)
+
+
+def why_unkept(sizes: RecordSizes) -> str:
+    """Return why connections end with their gateway, "" if they do not."""
+    return why_inexact() or ("" if sizes.number else "few files may be open (ulimit -n)")
+
+
+def check_shared(num_gateways: int, max_connections: int) -> None:
+    """Raise ConfigError where a run cannot have so many gateways, since its connections cannot be kept."""
+    if num_gateways > 1 and (fault := why_unkept(record_sizes(max_connections, 0, num_gateways=num_gateways))):
+        raise ConfigError(f"actors.layout has {num_gateways} gateways, and connections cannot be kept here: {fault}")
 
 
 def served_connections(num_records: int, num_gateways: int) -> int:

@@ -23,7 +23,6 @@ from ...shm.confined import is_confined
 from ...shm.errors import BusyError, ShmError
 from ...shm.outages import OutageTable
 from ...shm.run_directory import RunDirectory
-from ...shm.tcp_count import why_inexact
 from ..autoscale.observer import Observer
 from ..bus.line_faults import die_at_lines
 from ..config.runtime_config import RuntimeConfig
@@ -31,7 +30,7 @@ from ..environment import read_environment
 from ..errors import ConfigError, RunError
 from ..observe.dumps import BlackBox, salvage
 from ..process.crash_cause import oom_kills
-from ..process.kept_connections import record_sizes
+from ..process.kept_connections import record_sizes, why_unkept
 from ..process.notify import Notification, Notifier, NotifyListener
 from ..process.page_token import is_token_needed, page_token
 from ..process.run import RunInfo, create_run, rewrite_run_info
@@ -180,12 +179,12 @@ class Supervisor:
             return None
         try:
             sizes = record_sizes(server.max_connections, server.max_body_mib << 20, num_gateways=self.crew.config.num_gateways)
-            if not (fault := why_inexact() or ("" if sizes.number else "few files may be open (ulimit -n)")):
+            if not (fault := why_unkept(sizes)):
                 return ConnectionKeeper(self._setup.listeners, sizes)
         except (OSError, ConfigError) as error:
             fault = str(error)
         if self.crew.config.num_gateways > 1:
-            raise RunError(f"the layout has {self.crew.config.num_gateways} gateways, and connections cannot be kept here: {fault}")
+            raise RunError(f"connections cannot be kept for {self.crew.config.num_gateways} gateways: {fault}")
         self.say(f"connections end with their gateway: {fault}")
         return None
 

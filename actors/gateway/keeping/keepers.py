@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from ....runtime.config.sections import ServerSection
 from ....runtime.errors import ConfigError
 from ....runtime.process.descriptor_store import DescriptorStore
-from ....runtime.process.kept_connections import record_sizes, served_connections
+from ....runtime.process.kept_connections import record_sizes, served_connections, why_unkept
 from ....runtime.process.listening import EXTRA_CONNECTIONS, connection_limit
 from ....runtime.supervisor.connection_keeper import ConnectionKeeper
 from ....shm.connection_records import RecordSizes
 from ....shm.kept_records import KeptRecords
-from ....shm.tcp_count import why_inexact
 from ...host.actor import Actor
 
 log = logging.getLogger(__name__)
@@ -29,7 +28,7 @@ def own_sizes(server: ServerSection) -> RecordSizes:
     if server.scheme == "https":
         raise ConfigError("TLS ends in it")
     sizes = record_sizes(server.max_connections, server.max_body_mib << 20, FILES_EACH)
-    if fault := why_inexact() or ("" if sizes.number else "few files may be open (ulimit -n)"):
+    if fault := why_unkept(sizes):
         raise ConfigError(fault)
     return sizes
 

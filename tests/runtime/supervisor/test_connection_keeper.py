@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from mmrt.runtime.environment import CHILD_LISTEN_FD
-from mmrt.runtime.process.kept_connections import Kind, Packet, receive, record_sizes, send, served_connections
+from mmrt.runtime.errors import ConfigError
+from mmrt.runtime.process.kept_connections import Kind, Packet, check_shared, receive, record_sizes, send, served_connections
 from mmrt.runtime.supervisor import connection_keeper
 from mmrt.runtime.supervisor.connection_keeper import ConnectionKeeper
 from mmrt.runtime.supervisor.control import DebugReply, DebugRequest, encode
@@ -163,6 +164,19 @@ def test_two_gateways_share_the_connections() -> None:
 def test_gateways_divide_the_connections(most: int, num_gateways: int, each: int) -> None:
     sizes = record_sizes(most, 4096, num_gateways=num_gateways)
     assert served_connections(sizes.number, num_gateways) == each and served_connections(64, 8) == 1
+
+
+def test_gateways_need_connections_that_can_be_kept() -> None:
+    """Else nobody gives connections to them: refused before anything starts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+    try:
+        check_shared(1, 0)
+        with pytest.raises(ConfigError, match=r"has 2 gateways, and connections cannot be kept here: few files may be open"):
+            check_shared(2, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    check_shared(2, 0)
 
 
 def test_a_released_connection_ends_for_its_client_and_its_record_is_empty() -> None:
