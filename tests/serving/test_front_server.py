@@ -2,13 +2,16 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from mmrt.runtime.errors import ConfigError
-from mmrt.runtime.process.run import RunInfo, create_run
+from mmrt.runtime.errors import ConfigError, RunError
+from mmrt.runtime.process.run import RunInfo, create_run, running
+from mmrt.runtime.supervisor.ask_key import server_key
 from mmrt.runtime.supervisor.ask_supervisor import ask
 from mmrt.runtime.supervisor.control import DownRequest
 from mmrt.serving import fleet, server
@@ -77,6 +80,28 @@ def test_a_second_down_may_have_less_patience(setup: FrontSetup) -> None:
 
     asyncio.run(test())
     assert not setup.path.exists()
+
+
+def test_commands_ask_a_front_for_its_key_which_no_file_has(setup: FrontSetup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keyed.toml"
+    file.write_text((tmp_path / "models.toml").read_text().replace("port = 0\n", 'port = 0\napi_key = "s3cret"\n'))
+    setup = msgspec.structs.replace(setup, file=load_models(file, {}))
+
+    async def test() -> None:
+        reporter = Quiet()
+        front = asyncio.create_task(FrontServer(setup, reporter).serve())  # type: ignore[arg-type]
+        async with asyncio.timeout(20):
+            await reporter.is_ready.wait()
+            info = running(setup.path)
+            assert (info.config.server.api_key, await asyncio.to_thread(server_key, setup.path, info)) == ("", "s3cret")
+            assert not [one for one in setup.path.rglob("*") if one.is_file() and b"s3cret" in one.read_bytes()]
+            monkeypatch.setattr(server, "is_confined", lambda pid: pid == os.getpid())
+            with pytest.raises(RunError, match="is the front of several models"):
+                await asyncio.to_thread(server_key, setup.path, info)
+            await ask(setup.path, DownRequest(0.0))
+            assert await front == 0
+
+    asyncio.run(test())
 
 
 def test_a_front_that_cannot_serve_leaves_nothing(setup: FrontSetup, monkeypatch: pytest.MonkeyPatch) -> None:
