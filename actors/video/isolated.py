@@ -194,8 +194,12 @@ class IsolatedWorker:
         yields: bool,
         limit_s: float,
         cpu_s: float,
+        max_kept: int = MAX_KEPT,
     ) -> None:
-        """``limit_s``: what a plan may take: a decoder that has not answered then is ended. ``cpu_s``: of processors, for a plan."""
+        """``limit_s``: what a plan may take: a decoder that has not answered then is ended. ``cpu_s``: of processors, for a plan.
+
+        ``max_kept``: decoders that wait for their next plans.
+        """
         self._template = template
         self._media = media
         self._patches = patches
@@ -203,6 +207,7 @@ class IsolatedWorker:
         self._yields = yields
         self._limit_s = limit_s
         self._cpu_s = cpu_s
+        self._max_kept = max_kept
         self._kept: OrderedDict[Key, _Kept] = OrderedDict()
 
     def close(self) -> None:
@@ -306,7 +311,7 @@ class IsolatedWorker:
     def _evict(self) -> None:
         """End decoders that wait, the least recently used first, while they are many or take much."""
         while len(self._kept) > 1 and (
-            len(self._kept) > MAX_KEPT or sum(kept.num_bytes for kept in self._kept.values()) > self._cache_bytes
+            len(self._kept) > self._max_kept or sum(kept.num_bytes for kept in self._kept.values()) > self._cache_bytes
         ):
             self._end(next(iter(self._kept)))
 

@@ -42,8 +42,9 @@ from ..host.actor import Actor
 from ..host.media_rules import for_medium, for_run
 from ..host.plan_checks import still_wanted
 from ..host.plan_loop import PlanLoop
-from .isolated import IsolatedWorker, ItemBytes, Key, NoRows, key_of, serve_item
+from .isolated import MAX_KEPT, IsolatedWorker, ItemBytes, Key, NoRows, key_of, serve_item
 from .items import OpenItem, open_item
+from .sandbox import MAX_THREADS as OWN_THREADS
 from .sandbox import allow_cpu_time, enter_sandbox, memory_left
 from .template import Template
 
@@ -93,9 +94,8 @@ def main(actor: Actor) -> None:
 
     def worker(cache_bytes: int, yields: bool) -> VideoWorker | IsolatedWorker:
         if template is not None:
-            return IsolatedWorker(
-                template, media, patches, cache_bytes, yields, PATIENCE * actor.config.step_limit_s(actor.name), step_cpu_s
-            )
+            limit_s = PATIENCE * actor.config.step_limit_s(actor.name)
+            return IsolatedWorker(template, media, patches, cache_bytes, yields, limit_s, step_cpu_s, _max_kept(num_threads))
         engines = None if yields else _engines(actor.config)
         jpegs = _jpeg_decoder(actor.config)
         return VideoWorker(media, patches, actor.model, actor.config.media, cache_bytes, engines, jpegs, yields)
@@ -137,6 +137,11 @@ def _memory_bytes(config: RuntimeConfig, num_engines: int) -> int:
         + BYTES_PER_PIXEL * (config.media.max_pixels + SMALL_WORK)
         + (CUDA_BYTES if _uses_gpu(config) else 0)
     )
+
+
+def _max_kept(num_threads: int) -> int:
+    """Return how many decoders each worker keeps, so that all decoders together have not more threads than one user may."""
+    return max(1, min(MAX_KEPT, OWN_THREADS // (4 * num_threads)))
 
 
 def _begin_template(actor: Actor, memory_bytes: int) -> Template | None:

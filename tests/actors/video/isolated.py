@@ -181,7 +181,7 @@ def compare(bench: Bench, workers: dict[str, Any], kill: bool = False) -> dict[s
                     with killing() if kill and which == "process" else nothing():
                         rows.append(bench.rows(plan, result.shape, segment).tobytes())
             made[which] = (repr(result), rows)
-        assert made["process"][0] == made["shared"][0], made
+        assert made["process"][0] == made["shared"][0], (made["process"][0], made["shared"][0])
         outcomes[name] = [made["process"][1] == made["shared"][1], made["shared"][0][:40], len(made["shared"][1])]
     return outcomes
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from mmrt.actors.video import isolated
+from mmrt.actors.video import isolated, worker
+from mmrt.actors.video.sandbox import MAX_THREADS
 from mmrt.runtime.config.runtime_config import convert_config
 from mmrt.runtime.errors import ConfigError
 from mmrt.tests.actors.video.isolated import ATTEMPTS, DEADLY, FORGED
@@ -109,6 +110,24 @@ def test_few_decoders_are_kept_and_none_that_is_not_wanted(outcome: dict[str, An
 def test_whoever_kills_the_template_kills_its_process_and_all_decoders(outcome: dict[str, Any]) -> None:
     assert outcome["status"] == -signal.SIGKILL and "the template of decoders has ended" in outcome["said"]
     assert outcome["below"] >= 3 and outcome["alive"] == []
+
+
+@pytest.mark.parametrize(("num_threads", "kept"), [(4, 8), (20, 8), (80, 3), (160, 1), (500, 1)])
+def test_all_decoders_together_have_the_threads_that_a_user_may_have(num_threads: int, kept: int) -> None:
+    """Two workers, each with one at work."""
+    assert worker._max_kept(num_threads) == kept
+    assert num_threads > 160 or 2 * (kept + 1) * num_threads <= MAX_THREADS
+
+
+class DebuggedActor:
+    session = object()
+    config = convert_config({"media": {"isolation": "process"}})
+
+
+def test_a_debugger_has_the_decoder_in_its_own_process(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert worker._begin_template(DebuggedActor(), 1 << 30) is None  # type: ignore[arg-type]
+    assert "media are decoded in this process, which is being debugged" in caplog.text
 
 
 def test_a_gpu_decodes_in_one_process() -> None:
