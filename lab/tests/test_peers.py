@@ -12,9 +12,11 @@ import torch
 from mmrt.bench.serve.errors import BenchError
 from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config
+from mmrt.models.gguf.directory import gguf_directory
 from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.language_model import build_language_model
 from mmrt.models.make.checkpoint import make_checkpoint
+from mmrt.tests.models.gguf_files import write_gguf
 from mmrt_lab.peers.command import convert, in_format, main, take_turns
 from mmrt_lab.peers.figures import Pair as PairOfFigures
 from mmrt_lab.peers.figures import Times, figures_of, goal, rows_of
@@ -111,6 +113,31 @@ def test_llama_cpp_computes_the_same_model(checkpoint: Path, tmp_path: Path, for
         times = {Job(16, 1): Times([], [])}
         take_turns(own, peer, times)
         assert len(times[Job(16, 1)].peer) == 6
+
+
+@pytest.mark.skipif(not HAS_EXTRA, reason="needs the extra peers")
+@pytest.mark.parametrize("family", ["gemma3", "glm4", "phi3", "smollm3"])
+def test_both_sides_read_files_of_other_families(tmp_path: Path, family: str) -> None:
+    """Beyond windows, and with parts of heads that turn: the same logits. llama.cpp leaves Phi-3's window out."""
+    make_checkpoint("tiny", tmp_path / "checkpoint", family)  # type: ignore[arg-type]
+    config = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
+    (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config | ({"sliding_window": None} if family == "phi3" else {})))
+    write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf")
+    directory = gguf_directory(tmp_path / "model.gguf", tmp_path)
+    ours = [str(directory), "float32", "auto"]
+    with started("own", ours, os.environ) as own, started("llama_cpp", [str(tmp_path / "model.gguf")], os.environ) as peer:
+        assert torch.corrcoef(torch.tensor([own.hello.logits, peer.hello.logits]))[0, 1] > 0.9999
+
+
+@pytest.mark.skipif(not HAS_EXTRA, reason="needs the extra peers")
+def test_the_command_reads_a_file_on_both_sides(tmp_path: Path) -> None:
+    make_checkpoint("tiny", tmp_path / "checkpoint", "gemma3")
+    write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", "Q8_0")
+    out = tmp_path / "out.json"
+    assert main(["--file", str(tmp_path / "model.gguf"), "--threads", "1", "--rounds", "1", "--json", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert found["checkpoint"] == "model.gguf" and [pair["peer_weights"] for pair in found["pairs"]] == ["model"]
+    assert found["pairs"][0]["correlation"] > 0.99
 
 
 @pytest.mark.skipif(not HAS_EXTRA, reason="needs the extra peers")

@@ -1,5 +1,6 @@
 """What llama.cpp's converter writes of decoders that have fields, names or values of their own; names are those of the package gguf."""
 
+import math
 from typing import Any
 
 import gguf
@@ -16,14 +17,16 @@ def fields_of(arch: str, config: dict[str, Any]) -> dict[str, Any]:
     if arch == "gemma3":
         full = rope["full_attention"]
         stretched = {"rope.scaling.type": "linear", "rope.scaling.factor": full["factor"]} if "factor" in full else {}
-        return {"attention.sliding_window": config["sliding_window"], "rope.freq_base": full["rope_theta"], **stretched}
+        own = {"attention.sliding_window": config["sliding_window"], "rope.freq_base": full["rope_theta"], **stretched}
+        return {**own, "attention.value_length": head_dim}
     if arch == "phi3":
         trained = config.get("original_max_position_embeddings") or config["max_position_embeddings"]
         own = {"rope.dimension_count": turning, "rope.scaling.original_context_length": trained}
-        if "attention_factor" in rope:
-            own["rope.scaling.attn_factor"] = rope["attention_factor"]
+        if "short_factor" in rope:
+            by_length = math.sqrt(1 + math.log(config["max_position_embeddings"] / trained) / math.log(trained))
+            own["rope.scaling.attn_factor"] = rope.get("attention_factor", by_length)
         return {**own, "attention.sliding_window": config.get("sliding_window") or 0}
-    return {"rope.dimension_count": turning}
+    return {"rope.dimension_count": turning, "attention.value_length": head_dim}
 
 
 def tensors_of(arch: str, config: dict[str, Any], values: Tensors) -> Tensors:

@@ -7,7 +7,7 @@ each round, so that other work on the machine falls on both. Sampling and servin
 import argparse
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from mmrt.bench.serve.errors import BenchError
 from mmrt.models.architecture import ModelConfig, WeightFormat
 from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config
+from mmrt.models.gguf.directory import gguf_directory
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.config.sections import ModelSection
@@ -33,7 +34,14 @@ from .figures import Pair, PeersBench, Times, figures_of, rows_of
 from .gguf_file import check_shape, write_gguf
 from .party import MAX_SEQUENCES, Child, Job, started
 
-PEER_WEIGHTS = {"float32": "F32", "bfloat16": "F16", "float16": "F16", "int8": "Q8_0", "int8g": "Q8_0", "int4": "Q4_0"}
+PEER_WEIGHTS: dict[WeightFormat, str] = {
+    "float32": "F32",
+    "bfloat16": "F16",
+    "float16": "F16",
+    "int8": "Q8_0",
+    "int8g": "Q8_0",
+    "int4": "Q4_0",
+}
 SEQUENCES = (0, 1, 4, MAX_SEQUENCES)  # of the jobs: 0 is prefill
 VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 
@@ -47,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--checkpoint", type=Path, metavar="DIR", help="by default, one of shape small with random weights, made for the run")
-    add("--weights", nargs="+", choices=tuple(PEER_WEIGHTS), default=[*PEER_WEIGHTS], help="formats, as model.weights (%(default)s)")
+    add("--file", type=Path, metavar="GGUF", help="a GGUF file of any family that both sides read, in place of a checkpoint")
+    formats = "mmrt's formats, as model.weights; by default all, and with --file the one that a run keeps the file in"
+    add("--weights", nargs="+", choices=tuple(PEER_WEIGHTS), help=formats)
     add("--threads", nargs="+", type=int, default=[1, 2], metavar="N", help="numbers of threads (%(default)s)")
     add("--rounds", type=int, default=5, help="each side does each job so many times (%(default)s)")
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
@@ -66,27 +76,44 @@ def measure(options: argparse.Namespace, console: Console) -> PeersBench:
     builds: dict[str, None] = {}
     pairs = []
     with tempfile.TemporaryDirectory(prefix="mmrt-peers-") as scratch, progress(console) as tell:
-        checkpoint = options.checkpoint or Path(scratch, "small")
-        if options.checkpoint is None:
-            tell("making a checkpoint of shape small")
-            make_checkpoint("small", checkpoint)
-        for weights in options.weights:
-            tell(f"{weights}: writing the weights in {PEER_WEIGHTS[weights]}")
-            file = Path(scratch, f"{PEER_WEIGHTS[weights]}.gguf")
-            config = in_format(checkpoint, weights)
-            if not file.exists():
-                convert(checkpoint, file)
-            pair, its_builds = measure_pair(checkpoint, config, weights, file, jobs, options.rounds, tell)
+        found = _of_file if options.file is not None else _of_checkpoint
+        for pair, its_builds in found(options, jobs, Path(scratch), tell):
             pairs.append(pair)
             builds |= dict.fromkeys(its_builds)
     return PeersBench(
         environment=environment,
-        checkpoint=checkpoint.name,
+        checkpoint=(options.file or options.checkpoint or Path("small")).name,
         num_rounds=options.rounds,
         variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
         builds=[*builds],
         pairs=pairs,
     )
+
+
+def _of_file(options: argparse.Namespace, jobs: Sequence[Job], scratch: Path, tell: Tell) -> Iterator[tuple[Pair, list[str]]]:
+    """As ``measure_pair``, of a GGUF file."""
+    checkpoint = gguf_directory(options.file, scratch)
+    wanted: list[WeightFormat] = options.weights or ["auto"]
+    for weights in wanted:
+        config = in_format(checkpoint, weights)
+        name = config.dtype if config.weights == "auto" else config.weights
+        yield measure_pair(checkpoint, config, name, options.file, jobs, options.rounds, tell)
+
+
+def _of_checkpoint(options: argparse.Namespace, jobs: Sequence[Job], scratch: Path, tell: Tell) -> Iterator[tuple[Pair, list[str]]]:
+    """As ``measure_pair``, of files that are written of a checkpoint."""
+    checkpoint = options.checkpoint or scratch / "small"
+    if options.checkpoint is None:
+        tell("making a checkpoint of shape small")
+        make_checkpoint("small", checkpoint)
+    wanted: list[WeightFormat] = options.weights or [*PEER_WEIGHTS]
+    for weights in wanted:
+        tell(f"{weights}: writing the weights in {PEER_WEIGHTS[weights]}")
+        file = scratch / f"{PEER_WEIGHTS[weights]}.gguf"
+        config = in_format(checkpoint, weights)
+        if not file.exists():
+            convert(checkpoint, file)
+        yield measure_pair(checkpoint, config, weights, file, jobs, options.rounds, tell)
 
 
 def in_format(checkpoint: Path, weights: WeightFormat) -> ModelConfig:
