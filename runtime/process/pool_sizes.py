@@ -24,6 +24,7 @@ NO_MEDIA = "the model takes text alone"  # reason of the size of a pool for medi
 EMBEDDING_SHARE = 0.02  # of the memory available to both pools
 STATE_SHARE = 0.25  # likewise
 LEAST_MEMBERS, MOST_MEMBERS = 2, 16  # sequences with states that run at once: a guidance pair; on a host
+ROW_TOKENS = 4096  # of a request, at most, by which the pool of windows is sized: a KV pool of two long contexts serves 16
 WINDOW_PAGES = 8  # that a guidance pair has beside window and chunk: those not yet whole, and those ahead of decode
 LEAST_SNAPSHOTS, MOST_SNAPSHOTS = 2, 256  # states that the prefix cache keeps beside theirs: those that a guidance pair begins from
 
@@ -66,8 +67,9 @@ def _window_row(config: RuntimeConfig, facts: ModelFacts) -> int:
 
 
 def window_pool_tokens(config: RuntimeConfig, facts: ModelFacts, kv_tokens: int) -> int:
-    """Return the tokens of the pool of windows beside a KV pool: for rows of half a context, of which two are a guidance pair."""
-    num_rows = -(-2 * kv_tokens // facts.max_context)
+    """Return the tokens of the pool of windows beside a KV pool: for rows of half a context or ``ROW_TOKENS``, of which two are a
+    guidance pair. Where requests are shorter, fewer run at once than the KV pool has room for."""
+    num_rows = -(-kv_tokens // min(ROW_TOKENS, facts.max_context // 2))
     of_row = facts.window_tokens + WINDOW_PAGES // 2 * config.memory.kv_page_tokens
     return min(kv_tokens, _window_row(config, facts) + max(0, num_rows - 2) * of_row)
 

@@ -155,6 +155,8 @@ def test_layers_with_a_window_have_pages_of_their_own() -> None:
     one = {"kv": (8192, 16 * 80 << 10), "window": (2 * 1024 + 1120 + 8 * 16, 16 * 800 << 10)}
     assert pools("[memory]\nkv_tokens = 8192\n") == one, "one context, or a guidance pair: 3.1 of 6.9 GiB"
     assert pools("[memory]\nkv_tokens = 65536\n")["window"][0] == one["window"][0] + 14 * (1024 + 64), "half contexts"
+    long = pools("[memory]\nkv_tokens = 65536\n", msgspec.structs.replace(WINDOWED, max_context=32768))
+    assert long["window"][0] == one["window"][0] + 14 * (1024 + 64), "not for four rows alone: most are shorter"
     assert pools("[memory]\nkv_tokens = 2048\n")["window"][0] == 2048
     found, whole = pools(), pools('[cache]\ndir = "/var/cache/mmrt"\n')
     assert set(whole) == {"kv"} and whole["kv"][1] == 16 * 880 << 10, "files have whole pages"
