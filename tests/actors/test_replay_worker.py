@@ -21,6 +21,7 @@ from mmrt.actors.host.plan_loop import serve_plans
 from mmrt.actors.video.worker import VideoWorker
 from mmrt.cli.replay_worker import Replay, same_result
 from mmrt.models.architecture import KvDType, ModelConfig
+from mmrt.models.config import load_model_config
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.runtime.bus.messages import Analysed, Done, ItemError, MediaItem, PageRun, Result, Run
 from mmrt.runtime.bus.plans import Analyse, Encode, Plan, Prefill, PrefillChunk, PreprocessSegment
@@ -111,6 +112,16 @@ def test_prefill(captured: Capture, checkpoint: Path) -> None:
 def test_prefill_with_recurrent_states_is_refused(captured: Capture, tmp_path: Path) -> None:
     make_checkpoint("tiny", tmp_path / "made", "qwen3_5")
     with pytest.raises(UserError, match="a capture has no states"), Replay.open(captured, tmp_path / "made"):
+        pass
+
+
+def test_prefill_beside_pages_of_windows_is_refused(captured: Capture, tmp_path: Path) -> None:
+    path, formats = tmp_path / "made", captured.config.model
+    make_checkpoint("tiny", path, "gemma3")
+    model = load_model_config(path, formats.dtype, formats.max_context)
+    rest = model.kv_page_bytes(PAGE_TOKENS) - model.window_page_bytes(PAGE_TOKENS)
+    header = msgspec.structs.replace(captured.header, page_bytes=captured.header.page_bytes | {"kv": rest})
+    with pytest.raises(UserError, match="a capture has none"), Replay.open(Capture(header, captured.tensors), path):
         pass
 
 

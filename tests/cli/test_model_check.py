@@ -81,6 +81,19 @@ def test_rows_at_once_follow_the_pool(qwen3: Path, tmp_path: Path, capsys: Captu
     assert lines["at once"].split()[:4:2] == ["64", "1024"]
 
 
+def test_layers_with_a_window_keep_its_tokens_alone(tmp_path: Path, capsys: Captured) -> None:
+    make_checkpoint("tiny", tmp_path / "made", "gemma3")
+    file = tmp_path / "mmrt.toml"
+    file.write_text("[memory]\nkv_tokens = 65_536\n")
+    assert run(["model", "check", str(tmp_path / "made"), "--config", str(file)]) == 0
+    lines = said(capsys)
+    assert "for the last 48 tokens of a request alone" in lines["KV cache"]
+    rows = [line.split() for line in lines["at once"].splitlines()]
+    assert [row[:3:2] for row in rows] == [["32", "2048"], ["8", "8192"]]
+    token_kib = float(lines["KV cache"].split()[0])
+    assert 1024 * float(rows[1][4]) < token_kib * 8192 / 5, "MiB of a context, of which one layer of seven keeps all"
+
+
 def test_rows_at_once_follow_the_recurrent_states(tmp_path: Path, capsys: Captured) -> None:
     """A request has some, however short it is; more of them run only where the configuration says so."""
     make_checkpoint("tiny", tmp_path / "made", "qwen3_5")
