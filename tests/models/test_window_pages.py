@@ -42,7 +42,7 @@ class Windows:
 @pytest.mark.parametrize("has_kernels", [True, False])
 @torch.inference_mode()
 def test_pages_are_used_again_once_a_window_has_left_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_kernels: bool) -> None:
-    save(tmp_path)
+    save(tmp_path, head_dim=32, global_head_dim=64)  # for which there are kernels
     config = load_model_config(tmp_path, dtype="float32")
     if not has_kernels:
         monkeypatch.setattr(attention.PagedAttention, "of", lambda *_: None)
