@@ -194,7 +194,12 @@ def _choose(path: Path, source: Source, stored: dict[str, StoredTensor], config:
     if (part := source.part) is not None and source.name not in stored and part.name in stored:
         return _choose_part(part, source.shape, stored[part.name])
     if source.name not in stored:
-        raise CheckpointError(f"{path}: tensor {source.name!r} of shape {list(source.shape)} is missing")
+        hint = (
+            "; tie_word_embeddings: true in config.json lets the vocabulary serve as the head"
+            if source.name == "lm_head.weight"
+            else ""
+        )
+        raise CheckpointError(f"{path}: tensor {source.name!r} of shape {list(source.shape)} is missing{hint}")
     return StoredNumbers(source.name, Place(_checked(source.name, stored[source.name], source.shape)))
 
 

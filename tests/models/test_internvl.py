@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from mmrt.actors.host.media_rules import for_medium
 from mmrt.models.checkpoint.weights import read_weights
@@ -116,26 +115,6 @@ def test_each_decoder_behind_the_large_tower(loaded: Loaded, processor: Any, tmp
     other = Loaded(tmp_path / "made", found, internvl, weights, Towers(found, weights), made)  # type: ignore[arg-type]
     with torch.inference_mode():
         check_logits_in_cuts(other, made, prompt_of(other, processor, [noise(60, 111), "Tell."]), (4096,))
-
-
-def test_the_files_tell_of_a_head_where_config_does_not(loaded: Loaded, tmp_path: Path) -> None:
-    """transformers ties by default, unless the files have a head that is another."""
-    shutil.copytree(loaded.path, made := tmp_path / "made")
-    config = json.loads((made / "config.json").read_text())
-    del config["tie_word_embeddings"], config["text_config"]["tie_word_embeddings"]
-    (made / "config.json").write_text(json.dumps(config))
-    assert load_model_config(made) == loaded.config
-    names = list(load_file(made / "model.safetensors"))
-    (made / "model.safetensors").rename(made / "model-00001-of-00001.safetensors")
-    index = made / "model.safetensors.index.json"
-    for tensors, is_tied in ((names, False), ([name for name in names if "lm_head" not in name], True)):
-        index.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}))
-        assert load_model_config(made).language.tie_embeddings == is_tied
-    for file in made.glob("model*"):
-        file.unlink()
-    assert load_model_config(made).language.tie_embeddings
-    (made / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0{{{{{")
-    assert load_model_config(made).language.tie_embeddings
 
 
 def test_bounds_on_pixels_are_bounds_on_tiles(loaded: Loaded) -> None:

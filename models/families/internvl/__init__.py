@@ -13,13 +13,12 @@ from msgspec.structs import replace
 from ....schema.media import MediaKind
 from ...architecture import LanguageConfig, ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
-from ...checkpoint.tensor_names import tensor_names
 from ...checkpoint.weight_specs import TensorSpec, language_specs
 from .. import no_media, vit
 from ..family import CheckpointRecipe, made_recipes
 from ..qwen2_5 import media, seeing
 from ..qwen2_5.tensors import renamed
-from ..text.nested import nested_fields, nested_positions, parse_nested
+from ..text.nested import is_tied, nested_fields, nested_positions, parse_nested
 from ..vit import VitConfig, parse_vit, vit_specs
 from . import tiles
 from .texts import add_texts
@@ -51,10 +50,9 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
     """Map config.json. Raises CheckpointError."""
     root = files.required("config.json")
     text = nested_fields(root, "qwen2", "llama", "qwen3", "qwen3_moe")
-    is_tied = root.boolean("tie_word_embeddings", default=not any("lm_head." in name for name in tensor_names(files.path)))
 
     def parse_text(own: JsonObject, is_any_tied: bool) -> LanguageConfig:
-        return parse_nested(text, is_tied)
+        return parse_nested(text, is_tied(files, root, text))
 
     def parse_tower(own: JsonObject, hidden_size: int) -> VitConfig:
         return _parse_tower(root, hidden_size)

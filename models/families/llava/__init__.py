@@ -15,7 +15,7 @@ from ...media_config import VisionRules
 from .. import no_media
 from ..family import CheckpointRecipe, made_recipes
 from ..qwen2_5 import fields, media, seeing
-from ..text.nested import nested_fields, nested_positions, parse_nested
+from ..text.nested import is_tied, nested_fields, nested_positions, parse_nested
 from ..vit import VitConfig, canonical_name, checkpoint_name, parse_steps, parse_vit, vit_specs
 from . import pictures
 
@@ -44,7 +44,7 @@ class LlavaFamily:
         text = nested_fields(root, "llama", "mistral", "qwen2")
 
         def parse_text(own: JsonObject, is_any_tied: bool) -> LanguageConfig:
-            return parse_nested(text, root.boolean("tie_word_embeddings", default=False) if self._has_tiles else is_any_tied)
+            return parse_nested(text, is_tied(files, root, text))
 
         def parse_tower(own: JsonObject, hidden_size: int) -> VitConfig:
             return _parse_tower(root, hidden_size)

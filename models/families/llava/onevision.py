@@ -14,11 +14,10 @@ from msgspec.structs import replace
 from ....schema.media import ItemShape, SegmentShape
 from ...architecture import LanguageConfig, ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
-from ...checkpoint.tensor_names import tensor_names
 from ...errors import UnsupportedMediaError
 from ...media_config import VisionRules
 from ..qwen2_5 import fields, media, seeing
-from ..text.nested import nested_fields, nested_positions, parse_nested
+from ..text.nested import is_tied, nested_fields, nested_positions, parse_nested
 from ..vit import VitConfig, parse_steps, parse_vit
 from . import LlavaFamily, pictures, seen_layers
 
@@ -37,12 +36,9 @@ class OneVisionFamily(LlavaFamily):
         """Map config.json. Raises CheckpointError."""
         root = files.required("config.json")
         text = nested_fields(root, "qwen2")
-        names = tensor_names(files.path)  # those of the smallest have no head, whatever config.json says outside of text_config
-        has_none = bool(names) and not any("lm_head." in name for name in names)
-        is_tied = has_none or root.boolean("tie_word_embeddings", default=False)
 
         def parse_text(own: JsonObject, is_any_tied: bool) -> LanguageConfig:
-            return parse_nested(text, is_tied)
+            return parse_nested(text, is_tied(files, root, text))
 
         def parse_tower(own: JsonObject, hidden_size: int) -> VitConfig:
             return _parse_tower(root, hidden_size)

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from ....schema.media import ItemShape, MediaKind, View
 from ...architecture import LanguageConfig, ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
-from ...checkpoint.tensor_names import tensor_names
 from ...checkpoint.weight_specs import TensorSpec, language_specs
 from ...errors import CheckpointError, UnsupportedMediaError
 from ...media_config import VisionRules
@@ -22,7 +21,7 @@ from .. import no_media, vit
 from ..added_tokens import read_tokenizer
 from ..family import CheckpointRecipe, made_recipes
 from ..qwen2_5 import media, seeing
-from ..text.nested import nested_fields, nested_positions, parse_nested
+from ..text.nested import is_tied, nested_fields, nested_positions, parse_nested
 from .fields import PixtralConfig, parse_rules, parse_tower, processor_unit, tower_specs
 
 if TYPE_CHECKING:
@@ -52,10 +51,9 @@ class PixtralFamily:
         """Map config.json. Raises CheckpointError."""
         root = files.required("config.json")
         text = nested_fields(root, *self._decoders)
-        is_tied = root.boolean("tie_word_embeddings", default=not any("lm_head." in name for name in tensor_names(files.path)))
 
         def parse_text(own: JsonObject, is_any_tied: bool) -> LanguageConfig:
-            return parse_nested(text, is_tied)
+            return parse_nested(text, is_tied(files, root, text))
 
         def parse_vision(own: JsonObject, hidden_size: int) -> PixtralConfig:
             tower = parse_tower(root, text, hidden_size, self._activation, self._has_merge)

@@ -4,7 +4,8 @@ transformers leaves out of that object what its class of decoder has by default.
 """
 
 from ...architecture import AttentionConfig, LanguageConfig
-from ...checkpoint.json_fields import JsonObject
+from ...checkpoint.json_fields import CheckpointFiles, JsonObject
+from ...checkpoint.tensor_names import tensor_names
 from ..fields import max_positions
 from .checkpoint import parse_language
 from .readings import READINGS
@@ -56,6 +57,15 @@ def nested_fields(root: JsonObject, default: str, *others: str) -> JsonObject:
 def nested_positions(text: JsonObject) -> int:
     """Tokens of the longest context that is served. Raises CheckpointError."""
     return served_positions(text, max_positions(text))
+
+
+def is_tied(files: CheckpointFiles, root: JsonObject, text: JsonObject) -> bool:
+    """Return whether the vocabulary serves as the output head. Files with a head have it beside a config.json that does not say so. Of
+    files without one, the model or its decoder says so, or neither says anything. Raises CheckpointError."""
+    if any("lm_head." in name for name in tensor_names(files.path)):
+        return root.boolean("tie_word_embeddings", default=False)
+    said = [place.boolean("tie_word_embeddings") for place in (root, text) if place.has("tie_word_embeddings")]
+    return any(said) or not said
 
 
 def parse_nested(text: JsonObject, tie: bool) -> LanguageConfig:
