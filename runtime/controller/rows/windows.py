@@ -119,9 +119,10 @@ def restore_windows(state: ControllerState, request: Request) -> None:
 
 def _goal(state: ControllerState, request: Request, member: int, num_done: int, target: int, most: int) -> int:
     """Return the place behind the last page that a member is to have, of ``most``: up to the end of the longest chunk that comes next,
-    or, once nothing is to be prefilled, as many as leave the other member of a pair as many."""
+    or, once nothing is to be prefilled, as many as leave the other member of a pair as many, and the next token's at least."""
     if num_done >= target:
-        return min(most, first_live(state, num_done) + state.limits.num_window_pages // 2)
+        least = num_pages(num_done + 1, state.limits.kv_page_tokens)
+        return min(most, max(least, first_live(state, num_done) + state.limits.num_window_pages // 2))
     end = num_done + _chunk(state, member)
     for first, last in _pictures(state, request, member, num_done):
         if first < end < last:

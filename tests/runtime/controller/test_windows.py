@@ -120,3 +120,16 @@ def test_the_window_at_the_end_of_the_first_message_stays_longer() -> None:
     pool.retire(9)
     effects = driver.submit(text(18, 2), KEY + 1)
     assert effects[index(effects, SetPrefilled)].num_tokens == 16  # type: ignore[attr-defined]
+
+
+def test_a_pool_of_hardly_two_windows_lets_a_row_go_on() -> None:
+    """With a KV pool as small as that, memory.kv_tokens, the pool of windows has as many pages."""
+    driver = Driver(**{**SIZES, "num_window_pages": 4}, num_kv_pages=4, ahead_s=0.0, spare_ahead_s=0.0)
+    driver.submit(text(9, 8))
+    prefill(driver)
+    row = driver.state.requests[KEY].row
+    for count in range(1, 8):
+        driver.counts[row] = (count, 0)
+        driver.tick(0.05)
+        assert len(driver.state.requests[KEY].kv.windows[0]) * 4 >= 9 + count, f"no page for what follows {count} tokens"
+    finish(driver)
