@@ -117,6 +117,7 @@ class Adoption:
         begin = partial(self._begin, number, connection, kept)
         if kept.is_suspect:
             self._suspects[number] = begin
+            self._check()  # one that another gateway has left comes alone, maybe long after all others
         else:
             begin()
 

@@ -4,11 +4,14 @@ import asyncio
 import socket
 
 import pytest
+from aiohttp import web
 
+from mmrt.actors.gateway.connections import Connections, runner_of
 from mmrt.actors.gateway.keeping import patience as patience_module
 from mmrt.actors.gateway.keeping.adoption import Adoption
 from mmrt.actors.gateway.keeping.kept_bodies import KeptBodies
 from mmrt.actors.gateway.keeping.patience import Patience
+from mmrt.actors.gateway.keeping.state import ConnectionState, encode_state
 from mmrt.actors.gateway.keeping.turns import Turns
 from mmrt.runtime.process.kept_connections import Kind, Packet, receive, send
 from mmrt.shm.connection_records import ConnectionRecords, RecordSizes
@@ -42,6 +45,35 @@ def test_connections_of_no_use_are_released() -> None:
             adoption.close()
             ours.close()
             records.close()
+
+    asyncio.run(test())
+
+
+def test_a_suspect_that_another_gateway_has_left_is_tried_too() -> None:
+    """It comes once all others have been taken over, so nothing else begins it."""
+
+    async def test() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        records, adopted = ConnectionRecords.create(SIZES), asyncio.Event()
+        runner = runner_of(web.Application(), Connections(10), 1.0)
+        await runner.setup()
+        adoption = Adoption(theirs, runner.server, Turns(), adopted.set, False, Patience(), KeptBodies())  # type: ignore[arg-type]
+        adoption.begin()
+        send(ours, Packet(Kind.RECORDS, tuple(SIZES), records.descriptor))  # type: ignore[arg-type]
+        send(ours, Packet(Kind.ALL))
+        await asyncio.wait_for(adopted.wait(), 10)
+        records.record(1).commit(encode_state(ConnectionState(strikes=1)))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            with listener.accept()[0] as connection:
+                send(ours, Packet(Kind.HELD, (1, 0, 0), connection.fileno()))
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await asyncio.wait_for(reader.readline(), 10)).startswith(b"HTTP/1.1 404")
+            writer.close()
+        adoption.close()
+        await runner.cleanup()
+        ours.close()
+        records.close()
 
     asyncio.run(test())
 
