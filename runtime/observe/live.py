@@ -48,6 +48,7 @@ class RecordFollower:
     """Reads the new records of some recorders.
 
     ``num_gaps``: how often some had been overwritten before they were read. ``num_tokens``: of the steps of decode read so far.
+    ``num_first_tokens``: those that prefill has drawn.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class RecordFollower:
         self._num_first = num_first
         self._num_requests = num_requests
         self.num_gaps = 0
-        self.num_tokens = 0
+        self.num_tokens = self.num_first_tokens = 0
         self._recorders: dict[str, FlightRecorder] = {}
         self._positions: dict[str, int] = {}
         self._waiting: list[FlightRecord] = []
@@ -94,6 +95,7 @@ class RecordFollower:
                 records = recorder.read(written - before)
             kinds = kind_of(records)
             self.num_tokens += int((records["b"][kinds == Kind.STEP] & np.uint64(0xFFFFFFFF)).sum())
+            self.num_first_tokens += int((kinds == Kind.FIRST_TOKEN).sum())
             found[name] = records[~_is_in(self._ignored, records)]
         if found and self._num_requests is not None:
             found = _of_newest(found, self._num_requests)
@@ -186,8 +188,8 @@ class LiveRequests:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the steps of decode seen so far; only differences mean something."""
-        return self._follower.num_tokens
+        """Tokens of answers seen so far; only differences mean something."""
+        return self._follower.num_tokens + self._follower.num_first_tokens
 
     @property
     def num_gaps(self) -> int:

@@ -81,6 +81,9 @@ def test_look_by_look_it_sees_what_a_trace_sees(run: RunDirectory, writers: dict
         assert request.plans == {id: plan for id, plan in plans.items() if key in plan.requests} and len(request.plans) == 2
         assert [(write.begin_ns - request.span.begin_ns, write.num_bytes) for write in request.writes] == [(3 * MS, 4068)]
     assert live.num_tokens == 2  # a step of one row for each
+    writers["prefill"].record(Kind.FIRST_TOKEN, time.monotonic_ns(), 0, 3, 1)
+    live.look()
+    assert live.num_tokens == 3, "prefill draws first ones"
     assert revisions == sorted(revisions) and live.revision > revisions[1] > 0
 
 
