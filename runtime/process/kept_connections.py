@@ -82,6 +82,8 @@ def check_shared(num_gateways: int, max_connections: int) -> None:
         raise ConfigError(f"actors.layout has {num_gateways} gateways, and connections cannot be kept here: {fault}")
 
 
-def served_connections(num_records: int, num_gateways: int) -> int:
-    """Return how many connections each gateway serves at a time, besides those that are extra: at least one."""
-    return max(1, -(-num_records // num_gateways) - EXTRA_CONNECTIONS)
+def served_connections(num_records: int, num_gateways: int, gateway: int) -> int:
+    """Return how many connections the gateway of this number serves at a time, besides those that are extra: at least one. The first
+    may serve all of the run, for all may move to it."""
+    share = -(-num_records // num_gateways) - EXTRA_CONNECTIONS
+    return max(1, share, 0 if gateway else num_records - EXTRA_CONNECTIONS * num_gateways)

@@ -13,6 +13,7 @@ from ....runtime.errors import ConfigError
 from ....runtime.process.descriptor_store import DescriptorStore
 from ....runtime.process.kept_connections import record_sizes, served_connections, why_unkept
 from ....runtime.process.listening import EXTRA_CONNECTIONS, connection_limit
+from ....runtime.stage_table import number_of
 from ....runtime.supervisor.connection_keeper import ConnectionKeeper
 from ....shm.connection_records import RecordSizes
 from ....shm.kept_records import KeptRecords
@@ -53,7 +54,7 @@ def most_connections(actor: Actor) -> int:
         return connection_limit(server.max_connections)
     num_gateways = actor.config.num_gateways
     sizes = record_sizes(server.max_connections, server.max_body_mib << 20, num_gateways=num_gateways)
-    return served_connections(sizes.number, num_gateways)
+    return served_connections(sizes.number, num_gateways, number_of(actor.name))
 
 
 def kept_records(actor: Actor) -> KeptRecords:
