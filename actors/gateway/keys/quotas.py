@@ -123,9 +123,8 @@ class Quota:
 
     def headers(self, now_s: float) -> dict[str, str]:
         """Return OpenAI's headers on the limits per minute: how much they are, what is left, and when all of it is back."""
-        headers = dict[str, str]()
         if self._requests is None and self._tokens is None:
-            return headers
+            return {}
         with self._counts.lock():
             return self._headers(now_s)
 
