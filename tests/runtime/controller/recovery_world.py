@@ -1325,6 +1325,8 @@ def check_outcome(world: World, wanted: Wanted) -> None:
         allowed.add("failed 500" if kills(wanted) else "finished")
         if wanted.poison == "prefill":
             allowed.add("failed 500")  # a prompt of one token is prefilled after a preemption only
+        if world.limits.first_tokens and wanted.poison == "decode" and 1 in (wanted.eos_at, wanted.spec.max_new_tokens):
+            allowed.add("finished")  # prefill has drawn all of its answer
         of_media = world.limits.embedding_cache and wanted.poison in ("encoder", "segment")
         if of_media or world.limits.prefix_cache and wanted.poison in ("encoder", "segment", "prefill"):
             allowed.add("finished")  # all that it would have done is in a cache, or in files of an earlier run
