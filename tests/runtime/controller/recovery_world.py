@@ -1190,7 +1190,7 @@ def with_windows(rng: random.Random, limits: Limits) -> Limits:
     """The limits of a run whose layers with a window have pages of their own: often hardly enough for a guidance pair."""
     window, chunk = rng.choice((1, 3, 6, 8, 13)), LONGEST_PICTURE if limits.sees_pictures else rng.choice((4, 5, 8, 16))
     pages = 2 * -(-window // 4) + -(-chunk // 4) + 8 + rng.choice((0, 0, 1, 4, 20))
-    return replace(limits, window_tokens=window, window_chunk=chunk, num_window_pages=pages)
+    return replace(limits, window_tokens=window, window_chunk=chunk, num_window_pages=min(pages, limits.num_kv_pages))
 
 
 def make_request(
