@@ -56,7 +56,7 @@ from .connections import Connections, Site, runner_of
 from .fetch.client import FetchClient
 from .grammar.checks import GrammarChecks
 from .keeping.adoption import Adoption
-from .keeping.first_gateway import to_first
+from .keeping.first_gateway import leave_to_first
 from .keeping.keepers import kept_records, most_connections, own_keeper
 from .keeping.kept_answers import KeptAnswers
 from .keeping.kept_bodies import KeptBodies
@@ -176,7 +176,7 @@ class GatewayServer:
         metrics.add(connections)
         app = build_app(endpoints, actor.config.server, connections, lambda: actor.ending, self._page, self._turns)
         if number_of(actor.name):
-            app.middlewares.insert(0, to_first)
+            leave_to_first(app, broken)
         self._runner = runner_of(app, connections, DRAIN_ERROR_S)
         self._following: list[asyncio.Task[None]] = []  # files of the configuration
         self._num_orders = 0  # to end

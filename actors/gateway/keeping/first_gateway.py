@@ -3,21 +3,41 @@ connections. Runs in the event loop of another gateway, before all else that is 
 """
 
 import asyncio
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from ....runtime.errors import RequestError
 from .connection import KeptConnection
 
 CONVERSATION = "X-Conversation-Id"
+_FIRST = "gateway"
 _PATHS = ("/v1/responses", "/v1/stream")
 
 
-@web.middleware
-async def to_first(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Leave a request that keeps an answer, or is about one, to the first gateway."""
+def leave_to_first(app: web.Application, broken: Callable[[], Mapping[str, str]]) -> None:
+    """Let the application leave such requests to the first gateway. ``broken``: actors that the run does without for now, and why.
+    While the first is one of them, the requests are refused."""
+
+    @web.middleware
+    async def move(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if _is_for_first(request) and isinstance(request.transport, KeptConnection) and _FIRST not in broken():
+            request.transport.move(0)
+            await asyncio.Event().wait()  # until the handler learns that its connection is lost
+        return await handler(request)
+
+    @web.middleware
+    async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if _is_for_first(request):
+            reason = broken().get(_FIRST, "it is away")
+            raise RequestError(f"{_FIRST}, which alone keeps answers, is broken: {reason}", status=503, type="overloaded_error")
+        return await handler(request)
+
+    app.middlewares.insert(0, move)
+    app.middlewares.append(refuse)
+
+
+def _is_for_first(request: web.Request) -> bool:
     is_about_one = any(request.path == path or request.path.startswith(f"{path}/") for path in _PATHS)
-    if (is_about_one or CONVERSATION in request.headers) and isinstance(request.transport, KeptConnection):
-        request.transport.move(0)
-        await asyncio.Event().wait()  # until the handler learns that its connection is lost
-    return await handler(request)
+    return is_about_one or CONVERSATION in request.headers
