@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -63,7 +63,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A plan's result, and the memory that the item takes now."""
 
     result: Analysed | Done | ItemError | Overran
-    num_bytes: int
+    num_bytes: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -221,14 +221,15 @@ class IsolatedWorker:
 
     def execute(self, plan: Plan, alone: bool = False) -> Result:
         """Have the item's decoder do the plan. One that is killed from outside is followed by another, up to ``MAX_KILLED``; where it
-        ends of its work, or hangs, the plan has Died.
+        ends of its work, or hangs, the plan has Died. All of them together have the plan's time.
 
         Raises: DecoderError; StalePage; ValueError if the pages are too few; OSError if no process can be forked.
         """
         assert isinstance(plan, Analyse | PreprocessSegment)
+        until_s = time.monotonic() + self._limit_s
         for _ in range(MAX_KILLED):
             try:
-                return self._execute(plan, alone)
+                return self._execute(plan, alone, until_s)
             except _Lost as loss:
                 status = self._template.judge(self._kept.pop(key_of(plan)).decoder)
                 log.error("the decoder of %s %s%s", plan.media.path, _explain(status), f": {loss}" if str(loss) else "")
@@ -236,7 +237,7 @@ class IsolatedWorker:
                     break
         return Died()
 
-    def _execute(self, plan: Analyse | PreprocessSegment, alone: bool) -> Result:
+    def _execute(self, plan: Analyse | PreprocessSegment, alone: bool, until_s: float) -> Result:
         """Raises: _Lost, and what ``execute`` raises."""
         key = key_of(plan)
         if isinstance(plan, PreprocessSegment):
@@ -248,8 +249,13 @@ class IsolatedWorker:
         self._kept.move_to_end(key)
         kept = self._kept[key]
         kept.plan = plan
-        until_s = time.monotonic() + self._limit_s
-        outcome = self._ask(kept, plan, alone, until_s)
+        try:
+            outcome = self._ask(kept, plan, alone, until_s)
+        except _Lost:
+            raise
+        except Exception:  # more of its replies may be on the way
+            self._end(key)
+            raise
         is_last = isinstance(plan, PreprocessSegment) and plan.segment == len(plan.shape.segments) - 1
         kept.num_bytes = outcome.num_bytes
         if alone or is_last or not isinstance(outcome.result, Analysed | Done):
@@ -261,14 +267,14 @@ class IsolatedWorker:
         channel = kept.decoder.channel
         try:
             num_bytes = plan.media.num_bytes if kept.is_new else 0
-            channel.settimeout(max(0.001, until_s - time.monotonic()))
+            _wait_until(channel, until_s)
             _send(channel, encode(Command(encode(plan), num_bytes, self._yields, alone, self._cpu_s)))
             if kept.is_new:
-                self._send_item(channel, plan)
+                self._send_item(channel, plan, until_s)
             kept.is_new = False
             num_rows = 0
             while isinstance(reply := _decode_reply(_receive(channel, MAX_REPLY_BYTES, until_s)), Rows):
-                num_rows += self._take(channel, plan, reply, until_s)
+                num_rows += self._take(channel, plan, reply, num_rows, until_s)
         except TimeoutError:
             raise _Lost("it hangs, and is ended") from None
         except (OSError, EOFError):
@@ -276,22 +282,22 @@ class IsolatedWorker:
         except msgspec.MsgspecError as error:
             raise _Lost(f"it sends no reply: {error}") from None
         if isinstance(reply, Failed):
-            self._end(key_of(plan))
             raise DecoderError(reply.text)
         self._check(plan, reply.result, num_rows)
         assert isinstance(reply, Outcome)
         return reply
 
-    def _send_item(self, channel: socket.socket, plan: Analyse | PreprocessSegment) -> None:
+    def _send_item(self, channel: socket.socket, plan: Analyse | PreprocessSegment, until_s: float) -> None:
         left = plan.media.num_bytes
         for page in plan.source.pages:
+            _wait_until(channel, until_s)
             channel.sendall(self._media.page(page)[:left])
             left -= min(left, self._media.page_bytes)
 
-    def _take(self, channel: socket.socket, plan: Analyse | PreprocessSegment, rows: Rows, until_s: float) -> int:
-        """Copy rows into the plan's pages. Raises: _Lost if they are not such as the plan's."""
+    def _take(self, channel: socket.socket, plan: Analyse | PreprocessSegment, rows: Rows, due: int, until_s: float) -> int:
+        """Copy the next rows into the plan's pages, whose others are of earlier requests. Raises: _Lost if they are not the plan's."""
         part = plan.shape.segments[plan.segment] if isinstance(plan, PreprocessSegment) else None
-        if part is None or rows.row_bytes != part.row_bytes or not 0 <= rows.first <= rows.first + rows.count <= part.num_rows:
+        if part is None or rows.row_bytes != part.row_bytes or rows.first != due or not 0 < rows.count <= part.num_rows - due:
             raise _Lost(f"it sends rows that are not its plan's: {rows}")
         assert isinstance(plan, PreprocessSegment)
         data = np.empty((rows.count, rows.row_bytes), np.uint8)
@@ -346,9 +352,16 @@ def _receive(channel: socket.socket, most: int, until_s: float = math.inf) -> by
 def _fill(channel: socket.socket, target: memoryview, until_s: float = math.inf) -> None:
     """Raises: EOFError if the other end has closed before; TimeoutError."""
     while len(target):
-        if until_s < math.inf:
-            channel.settimeout(max(0.001, until_s - time.monotonic()))
+        _wait_until(channel, until_s)
         count = channel.recv_into(target)
         if not count:
             raise EOFError
         target = target[count:]
+
+
+def _wait_until(channel: socket.socket, until_s: float) -> None:
+    """Let the next call wait so long. Raises: TimeoutError if that is over, though there may be something to read."""
+    if until_s < math.inf:
+        if (left_s := until_s - time.monotonic()) <= 0:
+            raise TimeoutError
+        channel.settimeout(left_s)

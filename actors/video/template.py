@@ -187,6 +187,7 @@ class _Forks:
                 self._kill(number)
             if order == _JUDGE:
                 self._control.send(_Answer.pack(self._reap(number)))
+            self._reap_ended()
             if not select.select([self._control], [], [], _AHEAD_S)[0]:
                 self._reap_ended()
                 spare = spare or self._fork()
@@ -225,8 +226,10 @@ class _Forks:
         return os.waitstatus_to_exitcode(os.waitpid(self._pids.pop(number), 0)[1])
 
     def _reap_ended(self) -> None:
-        for number in list(self._ending):
-            self._reap(number)
+        """Wait for none: those that have not ended yet have a later turn. All count as processes of their user until then."""
+        for number in [number for number in self._ending if os.waitpid(self._pids[number], os.WNOHANG)[0]]:
+            self._ending.remove(number)
+            del self._pids[number]
 
 
 def _be_decoder(channel: socket.socket, serve_item: ServeItem, memory_bytes: int) -> NoReturn:

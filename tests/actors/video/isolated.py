@@ -28,12 +28,12 @@ from mmrt.actors.video import isolated, worker
 from mmrt.actors.video.isolated import IsolatedWorker, ItemBytes, RowSender, serve_item
 from mmrt.actors.video.template import Template
 from mmrt.actors.video.worker import VideoWorker
-from mmrt.runtime.bus.messages import Analysed, Done, ItemError, Result
+from mmrt.runtime.bus.messages import Analysed, Done, ItemError, PageRun, Result
 from mmrt.runtime.bus.plans import Analyse, Plan, PreprocessSegment
 from mmrt.runtime.bus.wire import encode
 from mmrt.runtime.config.sections import MediaSection
 from mmrt.shm.run_directory import RunDirectory
-from mmrt.tests.actors.video.test_worker import MODEL, Bench, encoded
+from mmrt.tests.actors.video.test_worker import MODEL, ROW_BYTES, Bench, encoded
 from mmrt.tests.media.conftest import encode_video
 
 LIMIT_S = 20.0
@@ -98,6 +98,12 @@ class Attacker(VideoWorker):
             os._exit(3)
         if what == "forge":
             FORGED[which](self.channel)
+        if what == "forge rows" and isinstance(plan, PreprocessSegment):
+            FORGED_ROWS[which](self.channel, plan.shape.segments[plan.segment].num_rows)
+        if what == "leave late":
+            time.sleep(0.7)
+            self.channel.close()
+            time.sleep(1000)
         return super().execute(plan, alone)
 
 
@@ -106,13 +112,38 @@ def send(channel: socket.socket, data: bytes, more: bytes = b"") -> None:
     channel.sendall(more)
 
 
+def rows(channel: socket.socket, first: int, count: int) -> None:
+    send(channel, encode(isolated.Rows(first, count, ROW_BYTES)), bytes(count * ROW_BYTES))
+
+
+def done(channel: socket.socket) -> None:
+    send(channel, encode(isolated.Outcome(Done(), 0)))
+
+
+def drip(channel: socket.socket, pause_s: float, count: int) -> None:
+    """Begin a reply that is never whole."""
+    channel.sendall(isolated._LENGTH.pack(isolated.MAX_REPLY_BYTES))
+    for _ in range(count):
+        channel.send(b"x")
+        if pause_s:
+            time.sleep(pause_s)
+
+
 FORGED: dict[str, Callable[[socket.socket], object]] = {
     "no reply": lambda channel: send(channel, b"\xc1 nonsense"),
     "a reply of a gigabyte": lambda channel: channel.sendall(isolated._LENGTH.pack(1 << 30)),
     "rows of an analysis": lambda channel: send(channel, encode(isolated.Rows(0, 1, 1176)), bytes(1176)),
     "done with an analysis": lambda channel: send(channel, encode(isolated.Outcome(Done(), 0))),
     "half a reply": lambda channel: (channel.sendall(isolated._LENGTH.pack(100) + b"x"), os._exit(0)),
-    "a drop at a time": lambda channel: [(channel.send(b"\x10"), time.sleep(0.2)) for _ in range(1000)],
+    "a drop at a time": lambda channel: drip(channel, 0.2, 100),
+    "drops without a pause": lambda channel: drip(channel, 0.0, 10_000_000),
+    "less than nothing": lambda channel: send(channel, encode(isolated.Outcome(ItemError(400, ""), -1))),
+}
+FORGED_ROWS: dict[str, Callable[[socket.socket, int], object]] = {  # of a segment with so many
+    "some twice": lambda channel, count: [rows(channel, 0, count - 1), rows(channel, 0, 1), done(channel)],
+    "none": lambda channel, count: rows(channel, 0, 0),
+    "too many": lambda channel, count: rows(channel, 0, count + 1),
+    "not all": lambda channel, count: [rows(channel, 0, count - 1), done(channel)],
 }
 
 
@@ -233,6 +264,35 @@ def facts(pid: int, run: Path) -> dict[str, Any]:
     }
 
 
+def forge_rows(bench: Bench, apart: IsolatedWorker, name: str, data: bytes) -> str:
+    plan = named(bench, f"forge rows:{name}", data, row=18)
+    found = apart.execute(plan)
+    assert isinstance(found, Analysed), found
+    return type(apart.execute(bench.segment_plan(plan, found.shape, 0))).__name__
+
+
+def few_pages(bench: Bench, apart: IsolatedWorker, data: bytes) -> str:
+    """Return what comes of a plan after one of the same item whose pages were too few."""
+    plan = named(bench, "look", data, row=19)
+    found = apart.execute(plan)
+    assert isinstance(found, Analysed), found
+    segment = bench.segment_plan(plan, found.shape, 0)
+    try:
+        apart.execute(msgspec.structs.replace(segment, target=PageRun([], [])))
+    except ValueError:
+        return type(apart.execute(segment)).__name__
+    return "no error"
+
+
+def begin_many(template: Template) -> int:
+    """Return how many children the template had at most, while it forked and ended many without a pause."""
+    pid, most = processes("template")[0], 0
+    for _ in range(60):
+        template.end(template.fork())
+        most = max(most, len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    return most
+
+
 def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     worker.load(MODEL)
@@ -265,6 +325,7 @@ def main() -> None:
             assert isinstance(do("look", row=row), Analysed)
         found["seen by another"] = [said("spy", row=12), said("spy", row=10, item=1)]
         found["seen by the same"] = said("spy", row=10)
+        assert settle(2) == 2  # one is open
         found["facts"] = facts(processes("decoder")[-1], run.path)
         found["attempts"] = said("attack", row=13)
         found["deaths"] = {name: type(do(f"deadly:{name}", row=14)).__name__ for name in DEADLY}
@@ -277,9 +338,16 @@ def main() -> None:
         found["left"] = settle(1)
         apart = new(limit_s=1.0)
         found["hang"] = type(do("hang", row=17)).__name__
-        found["forged"] = {name: type(do(f"forge:{name}", row=18)).__name__ for name in FORGED}
-        found["left after forgery"] = settle(1)
+        found["forged"], found["seconds"] = {}, {}
+        for name in (*(f"forge:{name}" for name in FORGED), "leave late"):
+            began_s = time.monotonic()
+            found["forged"][name] = type(do(name, row=18)).__name__
+            found["seconds"][name] = time.monotonic() - began_s
         apart = new()
+        found["forged rows"] = {name: forge_rows(bench, apart, name, png) for name in FORGED_ROWS}
+        found["after too few pages"] = few_pages(bench, apart, png)
+        found["left after forgery"] = settle(1)
+        found["children"] = begin_many(template)
         for row in range(20, 40):
             assert isinstance(do("look", row=row), Analysed)
         found["many"] = settle(isolated.MAX_KEPT + 1) - 1

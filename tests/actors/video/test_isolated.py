@@ -16,7 +16,7 @@ from mmrt.actors.video import isolated, worker
 from mmrt.actors.video.sandbox import MAX_THREADS
 from mmrt.runtime.config.runtime_config import convert_config
 from mmrt.runtime.errors import ConfigError
-from mmrt.tests.actors.video.isolated import ATTEMPTS, DEADLY, FORGED
+from mmrt.tests.actors.video.isolated import ATTEMPTS, DEADLY, FORGED, FORGED_ROWS
 
 SCRIPT = Path(__file__).with_name("isolated.py")
 
@@ -96,11 +96,26 @@ def test_a_decoder_is_in_all_walls_and_can_begin_no_process(outcome: dict[str, A
 
 def test_one_that_crashes_hangs_or_lies_ends_its_plan_alone(outcome: dict[str, Any]) -> None:
     assert (outcome["exit"], outcome["hang"]) == ("Died", "Died")
-    assert outcome["forged"] == dict.fromkeys(FORGED, "Died")
+    assert outcome["forged"] == dict.fromkeys((*(f"forge:{name}" for name in FORGED), "leave late"), "Died")
+    assert outcome["forged rows"] == dict.fromkeys(FORGED_ROWS, "Died"), "pages that it leaves out hold rows of earlier requests"
     assert outcome["raised"] == "RuntimeError: a fault of ours"
     assert outcome["left"] == outcome["left after forgery"] == 1  # the one that was forked ahead
     for text in ("hang was ended by SIGKILL: it hangs, and is ended", "exit ended with status 3", "rows that are not its plan's"):
         assert text in outcome["said"]
+
+
+def test_a_plan_has_its_time_whatever_its_decoders_do(outcome: dict[str, Any]) -> None:
+    """Of one second: also where the decoder never pauses, or ends and is followed by another."""
+    for name in ("forge:a drop at a time", "forge:drops without a pause", "leave late"):
+        assert 0.99 <= outcome["seconds"][name] < 1.6, name
+
+
+def test_a_plan_that_fails_leaves_nothing_to_the_next_of_its_item(outcome: dict[str, Any]) -> None:
+    assert outcome["after too few pages"] == "Done"
+
+
+def test_decoders_that_end_in_quick_succession_are_waited_for(outcome: dict[str, Any]) -> None:
+    assert outcome["children"] < 30, "of 60"
 
 
 def test_few_decoders_are_kept_and_none_that_is_not_wanted(outcome: dict[str, Any]) -> None:
