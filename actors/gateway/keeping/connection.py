@@ -224,11 +224,13 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         will find that less is recorded than was received."""
         num_bytes = self._shown - self._state.request_at
         is_kept = num_bytes <= LARGE_BYTES or self._is_answered or self._held_body.hold(num_bytes)
-        if not is_kept and self._shown == self._read:
+        if not is_kept:
             log.info("a connection ends with this gateway: its request has %d bytes, and others fill the memory for them", num_bytes)
-            self._state.received_from = self._read
+            received, further = self._record.received, self._record.received.get(self._shown, self._read)
+            self._state.received_from = self._shown
             self._commit(b"")
-            self._record.received.empty(self._read)
+            received.empty(self._shown)
+            received.put(self._shown, further)  # of the next requests; a few KiB, see AHEAD_BYTES
 
     def _next(self) -> None:
         """Go on to the next request: the current one is answered, and its end was shown."""
