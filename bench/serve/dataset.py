@@ -79,7 +79,7 @@ def _read(path: Path) -> Iterator[_Record]:
 
 
 def _lines(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 yield number, json.loads(line)

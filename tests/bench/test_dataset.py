@@ -52,6 +52,14 @@ def test_questions_with_media(folder: Path, lines: bool) -> None:
     assert pictures.group == "image" and [(one.width, one.height) for one in pictures.traced] == [(30, 20), (0, 0)]
 
 
+def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
+    """Unicode has more ends of lines, which stand in texts."""
+    file = tmp_path / "set.jsonl"
+    file.write_text('{"prompt": "One\u2028two\x85three?"}\r\n{"prompt": "Four?"}\n', newline="")
+    plans = plan_dataset(file, None, seed=0, max_tokens=8, own_output=False)
+    assert [sent(plan)["messages"][0]["content"] for plan in plans] == ["One\u2028two\x85three?", "Four?"]
+
+
 def test_conversations_end_before_the_first_answer_and_take_its_length(folder: Path) -> None:
     said = [("system", "Be brief."), ("human", "Is <image> like\n<image>?"), ("gpt", "no it is quite different"), ("human", "Why?")]
     record = {"image": ["images/0.png", "images/1.png"], "conversations": [{"from": who, "value": what} for who, what in said]}
