@@ -72,10 +72,11 @@ class Observer:
         self._counts = counts = count(before, self._follower.take())
         num_tokens, self._num_tokens = self._follower.num_tokens - self._num_tokens, self._follower.num_tokens
         stats, now_s = self._stats.read(), time.monotonic()
-        (before_s, idle_before_s), self._idle = self._idle, (now_s, idle_seconds())
+        idle_s, (before_s, idle_before_s) = idle_seconds(), self._idle
+        self._idle = now_s, idle_s
         sample = Sample(
             at_s=now_s,
-            idle_cores=(self._idle[1] - idle_before_s) / (now_s - before_s) if now_s > before_s else None,
+            idle_cores=None if idle_s is None or idle_before_s is None else (idle_s - idle_before_s) / max(1e-3, now_s - before_s),
             busy_s={actor: busy_ns / 1e9 for actor, busy_ns in counts.busy_ns.items()},
             units=dict(counts.units),
             rows_left=stats.rows_left,
@@ -94,14 +95,15 @@ class Observer:
         return sample, demand
 
 
-def idle_seconds(stat: Path = Path("/proc/stat"), usable: Collection[int] | None = None) -> float:
-    """Return for how long the processors that this process may use have done nothing, together, since the machine began."""
+def idle_seconds(stat: Path = Path("/proc/stat"), usable: Collection[int] | None = None) -> float | None:
+    """Return for how long the processors that this process may use have done nothing, together, since the machine began. None where
+    the system does not say, as in containers that number processors anew."""
     usable = os.sched_getaffinity(0) if usable is None else usable
-    lines = (line.split() for line in stat.read_text().splitlines())
-    numbered = {words[0]: words for words in lines}
-    ticks = sum(
-        int(numbered[f"cpu{number}"][4]) + int(numbered[f"cpu{number}"][5]) for number in usable
-    )  # idle, and waiting for a disk
+    try:
+        numbered = {words[0]: words for line in stat.read_text().splitlines() if (words := line.split())}
+        ticks = sum(sum(map(int, numbered[f"cpu{number}"][4:6])) for number in usable)  # idle, and waiting for a disk
+    except (OSError, KeyError):
+        return None
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

@@ -115,7 +115,9 @@ def test_idle_time_is_that_of_the_usable_processors(tmp_path: Path) -> None:
     stat.write_text("cpu  9 9 9 900 9 0\ncpu0 1 1 1 100 50 0\ncpu1 1 1 1 300 0 0\nintr 1\n")
     ticks = os.sysconf("SC_CLK_TCK")
     assert idle_seconds(stat, [0]) == 150 / ticks and idle_seconds(stat, [0, 1]) == 450 / ticks
+    assert idle_seconds(stat, [0, 2]) is idle_seconds(tmp_path / "none", [0]) is None, "a container may number its own anew"
     before = idle_seconds()
+    assert before is not None
     assert 0 <= idle_seconds() - before < 60
 
 
