@@ -181,6 +181,9 @@ def _add_memory(report: Report, plan: Plan, model: ModelConfig, memory_bytes: in
     if layout.has_windows:
         apart = layout.pools["window"].page_bytes / layout.kv_page_tokens
         report.add("", f"of these {apart / 1024:.1f} KiB for the last {model.language.window} tokens of a request alone")
+    elif model.window_page_bytes(layout.kv_page_tokens) and (plan.config.cache.dir or plan.config.num_kv_pools > 1):
+        why = "cache.dir saves" if plan.config.cache.dir else "several devices copy"
+        report.add("", f"for all tokens, also in layers that read {model.language.window} alone: {why} whole pages; less without")
     for name, text in _rows(layout, model.max_context, model.language.window):
         report.add(name, text)
 

@@ -92,6 +92,13 @@ def test_layers_with_a_window_keep_its_tokens_alone(tmp_path: Path, capsys: Capt
     assert [row[:3:2] for row in rows] == [["32", "2048"], ["8", "8192"]]
     token_kib = float(lines["KV cache"].split()[0])
     assert 1024 * float(rows[1][4]) < token_kib * 8192 / 5, "MiB of a context, of which one layer of seven keeps all"
+    for settings, why in (
+        ('[cache]\ndir = "/tmp/never-made"\n', "cache.dir saves whole pages; less without"),
+        ('[actors]\nlayout = "EP@a+D@b"\n[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n', "several devices copy whole pages"),
+    ):
+        file.write_text(settings)
+        assert run(["model", "check", str(tmp_path / "made"), "--config", str(file)]) == 0
+        assert f"for all tokens, also in layers that read 48 alone: {why}" in said(capsys)["KV cache"]
 
 
 def test_rows_at_once_follow_the_recurrent_states(tmp_path: Path, capsys: Captured) -> None:
