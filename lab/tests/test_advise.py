@@ -34,8 +34,8 @@ def looked(observer: Observer, num_requests: int, num_tokens: int) -> tuple[Samp
             prompt_tokens=total.prompt_tokens + demand.prompt_tokens,
             decode_tokens=total.decode_tokens + demand.decode_tokens,
         )
-        prefilled = sample.units.get("prefill", 0)  # decode takes the last token of each
-        if total.num_requests >= num_requests and total.decode_tokens >= num_tokens and prefilled >= total.prompt_tokens - num_requests:
+        prefilled = sample.units.get("prefill", 0)
+        if total.num_requests >= num_requests and total.decode_tokens >= num_tokens and prefilled >= total.prompt_tokens:
             return sample, total
         assert time.monotonic() < deadline, total
         time.sleep(0.05)
@@ -50,7 +50,7 @@ def test_an_observer_counts_what_requests_ask_for(server: Server) -> None:
         sample, demand = looked(observer, 2, 20)
         assert demand.num_requests == 2 and demand.decode_tokens == 20 and demand.encode_rows == 0
         assert 10 < demand.prompt_tokens < 200
-        assert sample.units["prefill"] == demand.prompt_tokens - 2
+        assert sample.units["prefill"] == demand.prompt_tokens
         assert 0 < sample.busy_s["prefill"] < sample.at_s - first.at_s and sample.tbt_objective_s > 0
         server.wait_until_empty()
         (sample, _) = observer.look()
@@ -62,7 +62,7 @@ def test_what_would_be_done_is_said_and_nothing_is_done(server: Server, tmp_path
     done = server.mmrt("advise", "--every", "0.5", "--looks", "2", "--json")
     assert done.returncode == 0, done.stderr
     looks = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(looks) == 2 and all({*look["figures"]} == {"E", "P", "D"} and look["layout"] is None for look in looks)
+    assert len(looks) == 2 and all({*look["figures"]} == {"V", "E", "P", "D"} and look["layout"] is None for look in looks)
     said = server.mmrt("advise", "--every", "0.5", "--looks", "1")
     assert "1 E: busy 0%" in said.stdout and "would run" not in said.stdout
     after = server.status()

@@ -47,8 +47,8 @@ _OF_PLANS = _table((Kind.PLAN, Kind.ISSUED, Kind.ACKNOWLEDGED))
 class RecordFollower:
     """Reads the new records of some recorders.
 
-    ``num_gaps``: how often some had been overwritten before they were read. ``num_tokens``: of the steps of decode read so far.
-    ``num_first_tokens``: those that prefill has drawn.
+    ``num_gaps``: how often some had been overwritten before they were read. ``num_tokens``: of answers, read so far: of
+    decode's steps, and first ones that prefill has drawn.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RecordFollower:
         self._num_first = num_first
         self._num_requests = num_requests
         self.num_gaps = 0
-        self.num_tokens = self.num_first_tokens = 0
+        self.num_tokens = 0
         self._recorders: dict[str, FlightRecorder] = {}
         self._positions: dict[str, int] = {}
         self._waiting: list[FlightRecord] = []
@@ -95,7 +95,7 @@ class RecordFollower:
                 records = recorder.read(written - before)
             kinds = kind_of(records)
             self.num_tokens += int((records["b"][kinds == Kind.STEP] & np.uint64(0xFFFFFFFF)).sum())
-            self.num_first_tokens += int((kinds == Kind.FIRST_TOKEN).sum())
+            self.num_tokens += int((kinds == Kind.FIRST_TOKEN).sum())
             found[name] = records[~_is_in(self._ignored, records)]
         if found and self._num_requests is not None:
             found = _of_newest(found, self._num_requests)
@@ -189,7 +189,7 @@ class LiveRequests:
     @property
     def num_tokens(self) -> int:
         """Tokens of answers seen so far; only differences mean something."""
-        return self._follower.num_tokens + self._follower.num_first_tokens
+        return self._follower.num_tokens
 
     @property
     def num_gaps(self) -> int:
