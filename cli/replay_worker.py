@@ -208,7 +208,10 @@ def _worker(
     page_tokens = config.memory.kv_page_tokens
     expected, apart = model.kv_page_bytes(page_tokens), model.window_page_bytes(page_tokens)
     if apart and pools["kv"].page_bytes == expected - apart:
-        raise UserError("plans of prefill cannot be done again where layers with a window have pages of their own: a capture has none")
+        raise UserError(
+            "plans of prefill cannot be done again where layers with a window have pages of their own: a capture has none;"
+            " cache.dir keeps pages whole"
+        )
     if pools["kv"].page_bytes != expected:
         raise CheckpointError(f"{path}: its KV pages have {expected} bytes, those of the capture {pools['kv'].page_bytes}")
     language_model = build_language_model(model, weights, torch.from_numpy(pools["kv"].data), page_tokens)
