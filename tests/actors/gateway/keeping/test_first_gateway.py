@@ -82,26 +82,27 @@ HEAD = b" HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.mark.parametrize(
-    ("request_line", "is_for_first"),
+    ("request_line", "moves", "is_refused"),
     [
-        (b"GET /v1/responses/resp_1" + HEAD, True),
-        (b"POST /v1/responses/" + HEAD + b"Content-Length: 9\r\n", True),
-        (b"DELETE /v1/stream/a" + HEAD, True),
-        (b"POST /v1/chat/completions" + HEAD + b"x-conversation-id: a\r\n", True),
-        (b"GET /v1/responsesome" + HEAD, False),
+        (b"GET /v1/responses/resp_1" + HEAD, True, True),
+        (b"POST /v1/responses/" + HEAD + b"Content-Length: 9\r\n", True, True),
+        (b"DELETE /v1/stream/a" + HEAD, True, True),
+        (b"POST /v1/chat/completions" + HEAD + b"x-conversation-id: a\r\n", True, True),
+        (b"GET /page/state?after=3" + HEAD, True, False),
+        (b"GET /v1/responsesome" + HEAD, False, False),
     ],
 )
-def test_a_request_about_a_kept_answer_is_the_firsts(request_line: bytes, is_for_first: bool) -> None:
-    """It moves, with its connection. While the first is broken it is refused, else it would wait as long as that lasts."""
+def test_what_is_left_to_the_first(request_line: bytes, moves: bool, is_refused: bool) -> None:
+    """While the first is broken, what it alone can answer is refused, else it would wait as long as that lasts."""
 
     async def test() -> None:
         async with second_gateway({}) as keeper:
             found = await answer_or_packet(keeper, request_line + b"\r\n")
-            assert found == Packet(Kind.MOVE, (1, 0, 0)) if is_for_first else b"here" in found
+            assert found == Packet(Kind.MOVE, (1, 0, 0)) if moves else b"here" in found
         async with second_gateway(BROKEN) as keeper:
             found = await answer_or_packet(keeper, request_line + b"\r\n")
             assert isinstance(found, bytes)
-            if is_for_first:
+            if is_refused:
                 assert found.startswith(b"HTTP/1.1 503") and b"alone keeps answers, is broken: 2 failures within 30 s" in found
             else:
                 assert b"here" in found
