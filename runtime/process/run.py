@@ -198,7 +198,8 @@ def join_run(actor: str, environment: Environment, timeout_s: float = 180.0) -> 
                 config, why = fit_to_machine(config, model, path, environment)
                 # A port that is configured may be taken: by systemd, which listens on it for the gateway.
                 info = run_info(config, model, config.server.port or free_port(config), why)
-                return create_run(path, msgspec.structs.replace(info, config_file=str(environment.config_file or "")))
+                file = environment.config_file  # its name is for commands, which may be called elsewhere
+                return create_run(path, msgspec.structs.replace(info, config_file="" if file is None else str(file.absolute())))
         except ShmError as error:
             if actor == "memory" or time.monotonic() > deadline_s:
                 raise RunError(str(error)) from None

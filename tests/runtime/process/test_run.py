@@ -132,15 +132,20 @@ def test_a_run_of_another_version_is_refused_by_name(run_path: Path) -> None:
         other.destroy()
 
 
-def test_a_file_tells_that_there_is_a_key_and_not_which(environment: Environment) -> None:
-    """Without a supervisor the gateway and clients have it from the configuration."""
+def test_a_file_tells_that_there_is_a_key_and_not_which(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a supervisor the gateway and clients have it from the configuration, wherever they are called."""
+    assert environment.config_file is not None
+    monkeypatch.chdir(environment.config_file.parent)
+    environment = msgspec.structs.replace(environment, config_file=Path(environment.config_file.name))
     assert environment.config_file is not None
     environment.config_file.write_text(environment.config_file.read_text() + 'api_key = "s3cret"\n')
     with join_run("memory", environment) as run:
         assert not [file for file in run.path.rglob("*") if file.is_file() and b"s3cret" in file.read_bytes()]
         info = running(run.path)
         assert (info.has_api_key, info.config.server.api_key) == (True, "")
-        assert server_key(run.path, info) == read_key(info, environment) == "s3cret"
+        assert read_key(info, environment) == "s3cret"
+        monkeypatch.chdir("/")
+        assert server_key(run.path, info) == "s3cret"
         assert read_key(info, Environment(server_key="other")) == "other"
         with pytest.raises(ConfigError, match="memory has been given server.api_key, and the gateway not"):
             read_key(info, Environment())
