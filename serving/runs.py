@@ -107,9 +107,9 @@ class ModelRun:
         return bool(look.poll(0))
 
     def num_requests(self) -> int:
-        """Return how many requests it works on, those in the background included; 0 if it is not to be looked at."""
+        """Return how many requests it works on, those in the background included; 0 if it is not to be looked at. Waits for nothing."""
         try:
-            with RunDirectory.attach(self.path) as run, contextlib.closing(ControllerStats.attach(run)) as stats:
+            with RunDirectory.attach(self.path, timeout_s=0.0) as run, contextlib.closing(ControllerStats.attach(run)) as stats:
                 counts = stats.read()
         except (ShmError, OSError):
             return 0

@@ -1,6 +1,8 @@
 """Which models are loaded: single decisions, and random days of a front in which nobody waits for ever."""
 
 import math
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from mmrt.serving.residency import Decision, Residence, Rules, State, decide, fits
 from mmrt.serving.runs import ModelRun
 from mmrt.shm.controller_stats import ControllerStats, StatsSnapshot
+from mmrt.shm.file_lock import EXCLUSIVE, open_lock, try_lock
 from mmrt.shm.run_directory import RunDirectory
 
 RULES = Rules(budget_bytes=10, idle_s=60.0, turn_s=5.0)
@@ -147,3 +150,11 @@ def test_a_run_tells_how_many_requests_it_works_on(tmp_path: Path) -> None:
         assert model_run.num_requests() == 0, "its memory is not there yet"
         ControllerStats.create(run).publish(StatsSnapshot(waiting=1, preparing=2, running=3))
         assert model_run.num_requests() == 6
+    lock = open_lock(model_run.path / "LOCK", create=True)
+    try:
+        assert try_lock(lock, EXCLUSIVE)
+        before_s = time.monotonic()
+        assert model_run.num_requests() == 0, "its directory is being cleared"
+        assert time.monotonic() - before_s < 2.0, "the front's loop is not held up"
+    finally:
+        os.close(lock)
