@@ -1,6 +1,9 @@
 """The limits of one key, by a clock of the test's own."""
 
 import asyncio
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +21,17 @@ from mmrt.actors.gateway.keys.shared_counts import counts_in
 from mmrt.runtime.errors import RequestError
 from mmrt.shm.key_use import KeyUse
 from mmrt.shm.run_directory import RunDirectory
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from mmrt.shm.key_use import KeyUse
+from mmrt.shm.run_directory import RunDirectory
+
+with KeyUse.attach(RunDirectory.attach(Path(sys.argv[1]))).locked():
+    print("held", flush=True)
+    time.sleep(60)
+"""
 
 
 def key(**limits: int) -> ApiKey:
@@ -94,6 +108,20 @@ def test_the_limits_of_two_gateways_are_one(run: RunDirectory) -> None:
     second.end()
     assert "6 requests per minute" in refusal(first, 0.0).message
     assert Quota(limited, 0.0, counts_in(KeyUse.attach(run), 2)("bob")).num_open == 0, "another key has its own"
+
+
+def test_a_gateway_waits_for_another_ones_change_but_not_beyond_its_death(run: RunDirectory) -> None:
+    KeyUse.create(run)
+    quota = Quota(key(requests_per_minute=6), 0.0, counts_in(KeyUse.attach(run), 0)("alice"))
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(run.path)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        beginning = threading.Thread(target=quota.begin, args=(0.0,))
+        beginning.start()
+        beginning.join(0.1)
+        has_waited = beginning.is_alive() and quota.num_open == 0
+        holder.kill()
+        beginning.join(20)
+    assert has_waited and not beginning.is_alive() and quota.num_open == 1
 
 
 def test_what_a_gateway_before_has_let_in_breaks_no_limit() -> None:
