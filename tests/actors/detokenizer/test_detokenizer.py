@@ -16,6 +16,7 @@ from mmrt.actors.detokenizer import MAX_DELTA_BYTES, REPEAT_S, Detokenizer, _hea
 from mmrt.actors.host.actor import Actor
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.runtime.bus.messages import Delta, Generation, SequenceSpec, decode_delta
+from mmrt.runtime.bus.request_keys import random_key
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.bus.wire import encode
 from mmrt.schema.rows import EndCode, Phase
@@ -76,7 +77,7 @@ class Bench:
         self.table.set_phase(row, Phase.ENDING)
         self.table.set_phase(row, Phase.FREE)
 
-    def step(self) -> bool:
+    def step(self) -> set[int]:
         return self.detokenizer.step(self.now_s)
 
     def receive(self) -> list[Delta]:
@@ -214,6 +215,28 @@ def test_a_new_gateway_gets_every_text_from_its_beginning(bench: Bench) -> None:
     assert bench.step()
     bench.receive()
     assert bench.texts == {1: b"the quick brown fox", 2: b"the quick brown fox"} and bench.finish[2] == "length"
+
+
+def test_each_gateway_gets_its_own_texts(bench: Bench) -> None:
+    """A new one gets them again, and the other nothing twice; one that takes none keeps nothing from the other."""
+    deltas, ids = Ring.create(bench.run, "deltas.1", 4096), bench.tokenizer.encode("the quick brown fox")
+    of_second = Ring.attach(bench.run, "deltas.1")
+    bench.detokenizer = Detokenizer(bench.table, [bench.deltas, deltas], bench.tokenizer)
+    for row, key in enumerate((7, random_key("gateway.1"))):
+        bench.admit(row, key)
+        bench.commit(row, ids[:3])
+    assert bench.step() == {0, 1}
+    bench.receive()
+    assert bench.texts.keys() == {7} and of_second.pop() is not None and of_second.pop() is None
+    bench.detokenizer.begin_again(1)
+    assert bench.step() == {1} and of_second.pop() is not None
+    while deltas.try_push(b"?"):
+        pass
+    for row in range(2):
+        bench.commit(row, ids[3:], EndCode.LENGTH)
+    assert bench.step() == {0} and bench.detokenizer.is_blocked
+    bench.receive()
+    assert bench.texts == {7: b"the quick brown fox"} and bench.finish == {7: "length"}
 
 
 def test_a_reused_row_starts_a_new_text(bench: Bench) -> None:
