@@ -142,6 +142,8 @@ class Crew:
         if self.is_forced:
             actor.kill()
         if actor.spec.listens:
+            if not self.failure:
+                await actor.settle(self._drain_s)
             # The first SIGTERM lets it drain, the second ends its streams with an error frame.
             await actor.stop(HURRY_GRACE_S, hurry_after_s=max(0.1, self._drain_s))
         else:

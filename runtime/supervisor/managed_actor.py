@@ -21,6 +21,8 @@ from ..process.notify import Notification
 from .processes import Process, now_s
 from .restart_policy import CONFIGURATION_STATUS, Broken, Cause, RestartHistory, RestartPolicy, decide
 
+_SETTLE_POLL_S = 0.05
+
 State = Literal[
     "waiting", "starting", "standby", "active", "debugged", "restarting", "backoff", "broken", "failed", "stopping", "stopped"
 ]
@@ -291,6 +293,17 @@ class SupervisedActor:
         if self.stopping.is_set():  # while it started: nobody else will end it
             await instance.process.stop(0.0 if self._is_forced else self.spec.stop_grace_s)
         return instance
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until the process that follows one which has died serves: it has taken over what that had begun, and can finish it."""
+        end_s = now_s() + timeout_s
+        while self._follows_a_death and now_s() < end_s and not self.hurried.is_set():
+            await first(_SETTLE_POLL_S, self.stopping, self.hurried)
+
+    @property
+    def _follows_a_death(self) -> bool:
+        serves = self.current is not None and self.current.process.alive and self.current.active.is_set()
+        return bool(self.last_exit) and not serves and self.outage is None and not self.stopping.is_set()
 
     async def stop(self, grace_s: float | None = None, *, hurry_after_s: float | None = None) -> None:
         """End every process: SIGTERM, again after ``hurry_after_s`` (a gateway then stops draining), SIGKILL after ``grace_s``."""

@@ -19,6 +19,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from mmrt.runtime.supervisor.control import DownRequest, call
 from mmrt.tests.end_to_end.conftest import Server
 
 PROMPT = "Tell a long story."
@@ -198,6 +199,24 @@ def test_restarting_it_drops_nothing_and_drains_nothing(own: Server, undisturbed
         assert upload.recv(65536).startswith(b"HTTP/1.1 200 OK"), "the connection goes on"
     thread.join(60)
     assert errors == []
+
+
+def test_a_run_that_is_told_to_end_after_a_death_finishes_its_answers(launch: Callable[..., Server], own_source: Path) -> None:
+    """The order comes while the next gateway starts."""
+    server, errors, once = launch(settings="", source=own_source), list[str](), threading.Event()
+    expected = answers_of(server)
+    once.set()
+    asked = [threading.Thread(target=asking, args=(server, kind, errors, expected[kind], once)) for kind in ("stream", "responses")]
+    for thread in asked:
+        thread.start()
+    time.sleep(0.5)
+    gateway = server.pid("gateway")
+    os.kill(gateway, signal.SIGKILL)
+    server.wait(lambda _: server.pid("gateway") != gateway, "another gateway")
+    call(server.run_path, DownRequest(60.0), timeout_s=None)
+    for thread in asked:
+        thread.join(90)
+    assert errors == [] and not server.run_path.exists()
 
 
 def test_a_client_that_goes_while_there_is_no_gateway_costs_no_row(own: Server) -> None:
