@@ -308,7 +308,8 @@ class IsolatedWorker:
     def _check(self, plan: Analyse | PreprocessSegment, result: Result, num_rows: int) -> None:
         """Raises: _Lost if a result is not one of such a plan."""
         right = Analysed if isinstance(plan, Analyse) else Done
-        if isinstance(result, Analysed | Done) and not isinstance(result, right):
+        is_wrong = isinstance(result, Analysed | Done) and not isinstance(result, right)
+        if is_wrong or (isinstance(result, Overran) and not self._yields):
             raise _Lost(f"it sends a {type(result).__name__} for a {type(plan).__name__}")
         if isinstance(plan, PreprocessSegment) and isinstance(result, Done):
             if num_rows != (expected := plan.shape.segments[plan.segment].num_rows):

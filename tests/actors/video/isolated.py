@@ -28,7 +28,7 @@ from mmrt.actors.video import isolated, worker
 from mmrt.actors.video.isolated import IsolatedWorker, ItemBytes, RowSender, serve_item
 from mmrt.actors.video.template import Template
 from mmrt.actors.video.worker import VideoWorker
-from mmrt.runtime.bus.messages import Analysed, Done, ItemError, PageRun, Result
+from mmrt.runtime.bus.messages import Analysed, Done, ItemError, Overran, PageRun, Result
 from mmrt.runtime.bus.plans import Analyse, Plan, PreprocessSegment
 from mmrt.runtime.bus.wire import encode
 from mmrt.runtime.config.sections import MediaSection
@@ -134,6 +134,7 @@ FORGED: dict[str, Callable[[socket.socket], object]] = {
     "a reply of a gigabyte": lambda channel: channel.sendall(isolated._LENGTH.pack(1 << 30)),
     "rows of an analysis": lambda channel: send(channel, encode(isolated.Rows(0, 1, 1176)), bytes(1176)),
     "done with an analysis": lambda channel: send(channel, encode(isolated.Outcome(Done(), 0))),
+    "an excess that nobody asked for": lambda channel: send(channel, encode(isolated.Outcome(Overran(), 0))),
     "half a reply": lambda channel: (channel.sendall(isolated._LENGTH.pack(100) + b"x"), os._exit(0)),
     "a drop at a time": lambda channel: drip(channel, 0.2, 100),
     "drops without a pause": lambda channel: drip(channel, 0.0, 10_000_000),
