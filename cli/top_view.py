@@ -129,11 +129,11 @@ def _requests(view: View, width: int, has_colours: bool) -> list[RenderableType]
     for request in view.requests[:NUM_REQUESTS]:
         span = request.span
         first_ns = next((time_ns for text, time_ns in span.marks if text == "first text"), 0)
-        end = "lost" if span.is_lost else f"failed ({span.status})" if span.status else "done"
+        end = "ended" if span.is_lost else f"failed ({span.status})" if span.status else "done"
         stage = end if span.end_ns else span.stages[-1].name
         table.add_row(
             short_name(span.request_id, f"{span.key:x}"),
-            Text(stage, "red" if span.status or span.is_lost else _STAGE_STYLES.get(stage, "dim")),
+            Text(stage, "red" if span.status else _STAGE_STYLES.get(stage, "dim")),
             _milliseconds(first_ns - span.begin_ns) if first_ns else "",
             str(span.num_sent),
             _milliseconds((span.end_ns or view.now_ns) - span.begin_ns),

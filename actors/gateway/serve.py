@@ -159,7 +159,9 @@ class GatewayServer:
         )
         self._page: Page | None = None
         if actor.config.server.page:
-            self._page = Page(actor.run, actor.name, actor.config, self._actors, stats.read, text.limits.model_name, text.limits.kinds)
+            limits = text.limits
+            tables = self._actors, stats.read
+            self._page = Page(actor.run, actor.name, actor.config, *tables, limits.model_name, limits.kinds, actor.keeps_connections)
         server = actor.config.server
         self._background = BackgroundAnswers(
             self._kept, self._registry, metrics, self._keys, server.request_timeout_s, server.keep_alive_s

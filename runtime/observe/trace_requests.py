@@ -60,7 +60,7 @@ class RequestSpan:
     status: int = 0
     end_ns: int = 0  # 0: it lives
     is_over: bool = False  # its gateway has closed the answer
-    is_lost: bool = False  # its gateway has ended before that
+    is_lost: bool = False  # its gateway has ended before that; where connections are kept, the next one asks again for the same
 
     @property
     def name(self) -> str:
@@ -87,7 +87,7 @@ class RequestSpan:
     def lose(self, now_ns: int) -> None:
         """Note the end of its gateway. One that the controller does not know ends with it."""
         self.is_lost = True
-        self.marks.append(("lost with its gateway", now_ns))
+        self.marks.append(("its gateway ended", now_ns))
         if self.stages[-1].name == "submitted":
             self.finish(now_ns)
 

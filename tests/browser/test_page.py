@@ -343,16 +343,12 @@ def test_the_page_outlives_its_gateway(page: "Page") -> None:
     page.ask_for_long(4000)
     page.until(lambda: len(page.answer) > 50, "text has come")
     page.click("[aria-label='Kill gateway']")
-    assert page.text("[aria-label='Kill gateway']") == "Drop connections?" and int(page.actor("gateway", "gen")) == generation
-    page.click("[aria-label='Kill gateway']")
     page.until(lambda: int(page.actor("gateway", "gen")) == generation + 1, "another gateway answers")
+    begun = page.answer
     page.until(lambda: page.text("#state") == "serving", "the page knows it")
-    page.until(lambda: "lost with its gateway" in page.text("#detail-facts"), "the waterfall knows it")
-    page.driver.get_log("browser")  # requests that failed in between
-    page.js("document.querySelector('[name=max_tokens]').value = 20")
-    page.ask("What can you do?")
-    page.until(lambda: len(page.all(".answer")) == 2, "the second answer begins")
-    assert page.wait_for_answer()
+    page.until(lambda: len(page.answer) > len(begun) + 200, "the answer goes on")
+    assert page.answer.startswith(begun) and len(page.all(".answer")) == 1
+    page.driver.get_log("browser")  # what failed in between, if anything
 
 
 def test_a_gateway_that_hangs_is_told(page: "Page", server: Server) -> None:

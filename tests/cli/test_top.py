@@ -77,11 +77,11 @@ def test_what_requests_wait_for() -> None:
     assert "4 waiting for KV pages and states, 0 preparing, 2 running" in drawn(view, 200)[0]
 
 
-def test_a_request_that_is_lost_with_its_gateway() -> None:
+def test_a_request_whose_gateway_ended() -> None:
     span = a_span(1, end_ns=6 * S)
     span.is_lost = True
     (line,) = [line for line in drawn(a_view(span), 96) if line.startswith("chatcmpl-00000000 ")]
-    assert line.split()[1] == "lost"
+    assert line.split()[1] == "ended"
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

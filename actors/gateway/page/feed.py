@@ -34,12 +34,15 @@ class Feed:
         actors: ActorTable,
         stats: Callable[[], StatsSnapshot],
         can_command: Callable[[], bool],
+        keeps_connections: bool,
     ) -> None:
+        """``keeps_connections``: those of a gateway that dies go on with the next one."""
         self._run = run
         self._actors = actors
         self._stats = stats
         self._began_ns = time.time_ns()  # the generation will not do: a run that is started anew begins with the same one
         self._can_command = can_command
+        self._keeps_connections = keeps_connections
         self._live: LiveRequests | None = None
         self._looked_s = -SHARED_S
         self._shared: dict[str, Any] = {}
@@ -90,6 +93,7 @@ class Feed:
             "now": time.monotonic_ns() / 1e6,
             "epoch": f"{self._began_ns:x}.{live.num_gaps}",  # of revisions: in another one they count anew
             "commands": self._can_command(),
+            "keeps_connections": self._keeps_connections,
             "actors": [self._actor(name, stats, live) for name in self._actors.present],
             "pools": stats.pools,
             "counts": {"waiting": stats.waiting, "preparing": stats.preparing, "running": stats.running},

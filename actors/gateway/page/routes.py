@@ -41,7 +41,7 @@ _PRIVATE = {name: value for name, value in HEADERS.items() if name != "Content-S
 
 class Page:
     """The handlers. ``feed`` maps the run's tables read-only; the supervisor is asked for nothing but restarts and kills. ``own``: the
-    name of this gateway."""
+    name of this gateway, ``keeps_connections``: its own go on with the next one when it ends."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class Page:
         stats: Callable[[], StatsSnapshot],
         model: str,
         kinds: Sequence[MediaKind],
+        keeps_connections: bool,
     ) -> None:
         self._run = run
         self._own = own
@@ -60,7 +61,8 @@ class Page:
         self._model, self._kinds = model, kinds
         self._access = Access(config.server.needs_key, page_token(run.path), is_own)
         self._files = read_files()
-        self._feed = Feed(run, actors, stats, (run.path / SOCKET_NAME).is_socket)
+        self._feed = Feed(run, actors, stats, (run.path / SOCKET_NAME).is_socket, keeps_connections)
+        self._keeps_connections = keeps_connections
         self._tracing: asyncio.Task[bytes] | None = None
         self._orders: set[asyncio.Task[None]] = set()
 
@@ -116,7 +118,7 @@ class Page:
         """Replace an actor's process by a new one; answer when that serves, or with 500 and its last lines."""
         actor = self._commanded(http)
         if self._is_own(actor):
-            return self._later(RestartRequest(actor), f"{actor}: a new process is started; this connection ends when it serves")
+            return self._later(RestartRequest(actor), f"{actor}: a new process is started; this connection {self._fate} when it serves")
         reply = await self._ask(RestartRequest(actor))
         assert isinstance(reply, RestartReply)
         if not reply.ok:
@@ -127,10 +129,15 @@ class Page:
         """SIGKILL for an actor's process; the supervisor starts another one."""
         actor = self._commanded(http)
         if self._is_own(actor):
-            return self._later(KillRequest(actor), f"{actor} is killed, and its connections with it")
+            return self._later(KillRequest(actor), f"{actor} is killed; this connection {self._fate}")
         reply = await self._ask(KillRequest(actor))
         assert isinstance(reply, KillReply)
         return _told(f"{actor}: pid {reply.pid} was killed")
+
+    @property
+    def _fate(self) -> str:
+        """The verb for a connection of this gateway at its end."""
+        return "goes on" if self._keeps_connections else "ends"
 
     def _commanded(self, http: web.Request) -> str:
         check_command(http, self._access)

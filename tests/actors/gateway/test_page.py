@@ -384,7 +384,7 @@ def test_revisions_of_another_gateway_are_told_apart(stage: Any) -> None:
 
     async def test(scene: Any) -> None:
         state = (await scene.http.get("/page/state")).json()
-        feed = Feed(scene.actor.run, scene.table, scene.stats.read, lambda: True)
+        feed = Feed(scene.actor.run, scene.table, scene.stats.read, lambda: True, keeps_connections=True)
         assert json.loads(feed.reply(0))["epoch"] != state["epoch"]
         feed.close()
 

@@ -134,7 +134,7 @@ def test_requests_that_are_lost_with_their_gateway(writers: dict[str, FlightWrit
     assert {request.span.key for request in live.changed(before)} == {2, 3}
     spans = [live.requests[key].span for key in (1, 2, 3)]
     assert [span.is_lost for span in spans] == [False, True, True]
-    assert spans[1].marks[-1] == ("lost with its gateway", now_ns + 60 * MS) and not spans[1].end_ns
+    assert spans[1].marks[-1] == ("its gateway ended", now_ns + 60 * MS) and not spans[1].end_ns
     assert spans[2].end_ns == now_ns + 60 * MS, "the controller does not know it"
     writers["controller"].record(Kind.ENDED, now_ns + 70 * MS, 0, 2)
     live.look()

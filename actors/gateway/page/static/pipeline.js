@@ -86,6 +86,7 @@ const share = (pool) => (pool?.pages ? (100 * pool.used) / pool.pages : 0);
 class Card {
   constructor(actor, tell, hurry) {
     this.name = actor.name;
+    this.stage = actor.stage;
     this.tell = tell;
     this.hurry = hurry;
     this.state = make("span", { class: "state" });
@@ -125,12 +126,13 @@ class Card {
     const pool = state.pools[actor.output];
     if (this.pool && pool) this.pool.set(share(pool), `${number(pool.used)} / ${number(pool.pages)}`, pool.evictable / (pool.pages || 1));
     this.restart.disabled = this.kill.disabled = !state.commands;
+    this.keeps = state.keeps_connections;
     this.restart.title = this.kill.title = state.commands ? "" : "This run has no supervisor.";
   }
 
-  // The gateway's death costs open connections, also this page's: ask once more.
+  // Where nobody keeps its connections, a gateway's death costs them, also this page's: ask once more.
   killNow() {
-    if (this.name !== "gateway" || this.kill.dataset.sure !== undefined) return this.order("kill");
+    if (this.stage !== "gateway" || this.keeps || this.kill.dataset.sure !== undefined) return this.order("kill");
     this.kill.dataset.sure = "";
     this.kill.textContent = "Drop connections?";
     setTimeout(() => {

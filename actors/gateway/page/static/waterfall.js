@@ -145,7 +145,7 @@ const firstText = (request) => request.marks.find(([text]) => text === "first te
 const STOPPED = 499; // the client went away
 
 function outcome(request) {
-  if (request.lost) return "lost with its gateway";
+  if (request.lost) return "its gateway ended";
   if (request.status === STOPPED) return "stopped";
   if (request.status) return `ended with ${request.status}`;
   return request.end ? "done" : request.stages.at(-1)[0];
@@ -197,9 +197,9 @@ class Row {
   draw(request, from, to, isCurrent) {
     const first = firstText(request);
     toggle(this.button, "aria-pressed", isCurrent);
-    const hasFailed = request.lost || (request.status && request.status !== STOPPED);
+    const hasFailed = request.status && request.status !== STOPPED;
     toggle(this.element, "data-state", hasFailed ? "failed" : request.end ? "done" : "live");
-    say(this.facts, hasFailed ? (request.lost ? "lost" : String(request.status)) : first ? duration(first - request.begin) : outcome(request));
+    say(this.facts, hasFailed ? String(request.status) : request.lost ? "moved" : first ? duration(first - request.begin) : outcome(request));
     const { context, width } = prepare(this.canvas, ROW_HEIGHT);
     const place = (at) => ((Math.min(to, Math.max(from, at)) - from) / (to - from)) * width;
     const height = ROW_HEIGHT / LANES.length;
