@@ -128,6 +128,8 @@ def _slices(
             if tid == _STEPS_TID:
                 ends_ns[pid] = record.end_ns
             yield _event("X", name, record.time_ns, pid, record.end_ns, tid=tid, cat="step", dur=dur, args=args)
+        elif record.kind is Kind.FIRST_TOKEN:  # within a plan, whose slice it would cross
+            yield _event("i", "first token", record.end_ns, pids[record.actor], s="p", args={"row": record.key})
         elif record.kind is Kind.UNSENT:
             name = f"a message to {_actor(record.a, pids)} did not leave"
             yield _event("i", name, record.time_ns, pids[record.actor], s="p")
@@ -154,8 +156,6 @@ def _describe(record: FlightRecord, plans: dict[int, PlanSpan], requests: dict[i
         case Kind.STEP:
             ended, tokens = unpack_pair(record.b)
             return "step", {"step": record.key, "rows": record.a, "tokens": tokens, "ended": ended, "members": record.c}
-        case Kind.FIRST_TOKEN:
-            return "first token", {"row": record.key}
         case Kind.TEXT:
             return "text", {}
         case Kind.TICK:

@@ -46,7 +46,7 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["replay", "x", "--last", "video"], 2, "give one of PLAN, --last ACTOR, --capture ACTOR"),
         (["replay", "--capture", "decode"], 2, "'decode' does no plans; video, encoder, prefill do"),
         (["replay", "--capture", "encoder.9"], 2, "no actor 'encoder.9': '9' is no number from 1 to 7"),
-        (["replay", "--last", "video.1"], 2, "no actor 'video.1': a run has one video"),
+        (["replay", "--last", "memory.1"], 2, "'memory.1' does no plans; video, encoder, prefill do"),
         (["replay", "--last", "gateway"], 2, "'gateway' does no plans; video, encoder, prefill do"),
         (["replay", "--last", "prefill"], 2, "no plan of prefill has been captured in {tmp}/state/mmrt/run/captures"),
         (["replay", "0x1234"], 2, "no captured plan '0x1234'"),
