@@ -90,7 +90,8 @@ def without_property_names(schema: dict[str, Any], references: References) -> di
     values = values_of(names)
     if values is not None and restricting <= {"enum", "const"} and len(values) <= _MAX_NAMES and isinstance(properties, dict):
         allowed = [value for value in values if isinstance(value, str)]
-        named = {name: properties.get(name, others) for name in dict.fromkeys(allowed)}
+        ordered = dict.fromkeys([*(name for name in properties if name in allowed), *allowed])
+        named = {name: properties.get(name, others) for name in ordered}
         return {**rest, "properties": named, "additionalProperties": False}
     if restricting == {"pattern"} and isinstance(names["pattern"], str) and not properties:
         return {**rest, "patternProperties": {names["pattern"]: others}, "additionalProperties": False}

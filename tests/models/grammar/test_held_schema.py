@@ -69,6 +69,12 @@ HELD: list[tuple[Schema, list[str], list[str], list[str]]] = [
     ({"type": "string", "format": "date"}, [], ['"2024-02-29"'], ['"2024-13-01"']),
     # names of properties
     ({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": BOOL}, [], ['{"z": true}'], ['{"z": 1}']),
+    (
+        {**obj(a=BOOL, c=BOOL, b=BOOL), "propertyNames": {"enum": ["a", "b", "c"]}},
+        [],
+        ['{"c": true, "b": true}'],
+        ['{"b": true, "c": true}'],
+    ),
     ({"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": BOOL}, [], ['{"b": true}'], ['{"z": true}']),
     (
         {"type": "object", "propertyNames": to("Key"), "required": ["a"], "$defs": ANIMALS},
