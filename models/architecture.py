@@ -199,7 +199,7 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_windows_apart(self) -> bool:
-        """Whether pages of layers with a window can lie in a pool of their own: others attend to all."""
+        """True if pages of layers with a window can lie in a pool of their own: others attend to all."""
         return len({bool(group.heads.window) for group in self.kv_groups}) == 2
 
     def kv_place(self, index: int) -> KvPlace:

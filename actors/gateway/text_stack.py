@@ -14,7 +14,7 @@ from .reading.validation import Limits
 
 
 class TextStack(NamedTuple):
-    """What reads requests of the model: its limits, and the way from messages to token ids."""
+    """The limits of the model's requests, and the way from messages to token ids."""
 
     limits: Limits
     prompts: PromptBuilder

@@ -129,7 +129,7 @@ _DEEPSTACK = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 class Naming(NamedTuple):
-    """What the names of a checkpoint's files depend on. ``layers``: parts of a decoder's layers. ``deepstack``: see
+    """The facts that a file's names of tensors depend on. ``layers``: parts of a decoder's layers. ``deepstack``: see
     ``deepstack_blocks``. ``has_siglip``: its tower has SigLIP's names, not Qwen's."""
 
     layers: Mapping[str, str] = _OF_LAYERS

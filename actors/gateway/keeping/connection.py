@@ -379,8 +379,8 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
             self._run_after()
 
     async def drained(self, on_more: Callable[[], None] | None = None, most_left: int = 0) -> None:
-        """Wait until the kernel has taken all that is committed, but for ``most_left`` bytes. ``on_more`` is called each time that the
-        client has taken more. Raises: ConnectionResetError."""
+        """Wait until the kernel has taken all that is committed, except ``most_left`` bytes. Each time that the client has taken more,
+        ``on_more`` is called. Raises: ConnectionResetError."""
         while self._state.written - self._sent > most_left or (self._is_full and not most_left):
             if self.is_closing():
                 raise ConnectionResetError("the connection is lost")

@@ -64,8 +64,8 @@ class Allowance:
 
 
 class Quota:
-    """What one key uses, and its limits, which may change meanwhile. ``refused``: requests by the limit that they broke. Its ``counts``
-    may be those of several gateways."""
+    """The use of one key, and its limits, which may change meanwhile. ``refused``: requests by the limit that they broke. Several
+    gateways may share its ``counts``."""
 
     def __init__(self, key: ApiKey, now_s: float, counts: Counts | None = None) -> None:
         self._counts = Counts() if counts is None else counts
