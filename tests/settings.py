@@ -5,6 +5,7 @@ import importlib
 import os
 import shutil
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,9 +28,20 @@ if not torch.cuda.is_available():
 gc.disable()  # until the tests are collected: objects come by the million, and few go
 
 
+IS_NIGHT = os.environ.get("MMRT_TEST_EXAMPLES") == "all"
+
+
 def examples(count: int) -> int:
     """How many of ``count`` examples or seeds a search tries: all in the nightly run, which says so, else a third."""
-    return count if os.environ.get("MMRT_TEST_EXAMPLES") == "all" else -(-count // 3)
+    return count if IS_NIGHT else -(-count // 3)
+
+
+def seeds(count: int) -> range:
+    """The seed that ``MMRT_TEST_SEED`` names; else seeds that no run had in the nightly run, and the same for each commit."""
+    if chosen := os.environ.get("MMRT_TEST_SEED"):
+        return range(int(chosen), int(chosen) + 1)
+    first = time.time_ns() % 1_000_000_000 if IS_NIGHT else 1_000_000
+    return range(first, first + examples(count))
 
 
 def also_slow(*values: Any) -> list[Any]:
@@ -49,7 +61,8 @@ class ImportedLater:
         return getattr(importlib.import_module(self._name), attribute)
 
 
-settings.register_profile("mmrt", deadline=None, max_examples=examples(100))  # machines are shared: a slow example is no failure
+# Machines are shared: a slow example is no failure. A commit is judged by the examples of the commit before; the night draws new ones.
+settings.register_profile("mmrt", deadline=None, max_examples=examples(100), derandomize=not IS_NIGHT)
 settings.load_profile("mmrt")
 
 

@@ -3,7 +3,6 @@
 ``MMRT_TEST_SEED`` repeats one seed, which every failure names.
 """
 
-import os
 import random
 import time
 from pathlib import Path
@@ -12,23 +11,15 @@ import pytest
 
 from mmrt.runtime.controller.scheduling.routing import Routing
 from mmrt.tests.runtime.controller.recovery_world import World, make_request
-from mmrt.tests.settings import examples
+from mmrt.tests.settings import examples, seeds
 
-NUM_KNOWN, NUM_NEW = examples(20), examples(40)
+NUM_KNOWN, NUM_NEW = examples(20), 40
 STORM_S = 6.0
 ROUTINGS: dict[int, Routing] = {2: "round_robin", 6: "random"}  # of every eighth seed
 TWICE = 2477  # a row has a medium twice, and keeps pages of the first until the second is ready
 LOST = 336  # a row loses the pages of a segment that is read in part, and takes them again
 SEVERAL_VIDEOS = ("2V+E+P+D", "3V+2E+P+2D", "2V+EP@0+D@1")
 EVENTFUL = [5, 11, 12, 15, 16, 17, TWICE, LOST]  # worlds with states in which all happens that a test counts
-
-
-def new_seeds() -> range:
-    """The seed that ``MMRT_TEST_SEED`` names, or some that no run had."""
-    if chosen := os.environ.get("MMRT_TEST_SEED"):
-        return range(int(chosen), int(chosen) + 1)
-    first = time.time_ns() % 1_000_000_000
-    return range(first, first + NUM_NEW)
 
 
 def survive(seed: int, place: Path, **what: bool) -> World:
@@ -78,29 +69,29 @@ def live_through(
 def test_everything_completes_whatever_dies(place: Path) -> None:
     check_reach([survive(seed, place) for seed in range(NUM_KNOWN)])
     assert sum(survive(seed, place, first_tokens=True).num_first_tokens for seed in (11, 12, 15, 16)) > 2
-    for seed in new_seeds():
+    for seed in seeds(NUM_NEW):
         survive(seed, place, first_tokens=seed % 2 == 0)
 
 
 def test_recurrent_states_survive_whatever_dies(place: Path) -> None:
     check_reach([survive(seed, place, has_states=True) for seed in EVENTFUL])
-    for seed in new_seeds():
+    for seed in seeds(NUM_NEW):
         survive(seed, place, has_states=True, repeats_media=True)
 
 
 def test_several_videos_survive_whatever_dies(place: Path) -> None:
-    for seed in (*range(NUM_KNOWN // 2), *new_seeds()[: NUM_NEW // 2]):
+    for seed in (*range(NUM_KNOWN // 2), *seeds(NUM_NEW // 2)):
         survive(seed, place, several_videos=True)
 
 
 def test_pages_of_windows_survive_whatever_dies(place: Path) -> None:
     check_reach([survive(seed, place, has_windows=True) for seed in EVENTFUL])
-    for seed in new_seeds():
+    for seed in seeds(NUM_NEW):
         survive(seed, place, has_windows=True, sees_pictures=seed % 3 == 1, first_tokens=seed % 2 == 1)
 
 
 def test_pictures_that_a_chunk_must_hold_survive_whatever_dies(place: Path) -> None:
-    for seed in (*EVENTFUL[:4], *new_seeds()):
+    for seed in (*EVENTFUL[:4], *seeds(NUM_NEW)):
         survive(seed, place, sees_pictures=True)
 
 
