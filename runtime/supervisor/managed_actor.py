@@ -162,6 +162,7 @@ class SupervisedActor:
         self._history = RestartHistory()
         self.is_being_restarted = False  # by a command; its state may say otherwise if the process before dies meanwhile
         self._is_forced = False
+        self._starting = asyncio.Lock()  # one process starts at a time
 
     @property
     def name(self) -> str:
@@ -285,13 +286,14 @@ class SupervisedActor:
 
     async def start(self) -> Instance:
         """Start one process; the caller decides its part. Raises: OSError if that is impossible; RunError if the actor is ending."""
-        if self.stopping.is_set():
-            raise RunError(f"{self.name} is {self.state}")
-        instance = await self._host.start_process(self)
-        self.num_starts += 1
-        self._host.on_started(self, instance)
-        if self.stopping.is_set():  # while it started: nobody else will end it
-            await instance.process.stop(0.0 if self._is_forced else self.spec.stop_grace_s)
+        async with self._starting:
+            if self.stopping.is_set():
+                raise RunError(f"{self.name} is {self.state}")
+            instance = await self._host.start_process(self)
+            self.num_starts += 1
+            self._host.on_started(self, instance)
+            if self.stopping.is_set():  # while it started: nobody else will end it
+                await instance.process.stop(0.0 if self._is_forced else self.spec.stop_grace_s)
         return instance
 
     async def settle(self, timeout_s: float) -> None:
@@ -308,11 +310,12 @@ class SupervisedActor:
     async def stop(self, grace_s: float | None = None, *, hurry_after_s: float | None = None) -> None:
         """End every process: SIGTERM, again after ``hurry_after_s`` (a gateway then stops draining), SIGKILL after ``grace_s``."""
         self.stopping.set()
-        if self.state in ("stopped", "failed") and not self.instances:
-            return
-        self.set_state("stopping")
-        grace_s = self.spec.stop_grace_s if grace_s is None else grace_s
-        await asyncio.gather(*(self._stop_one(instance, grace_s, hurry_after_s) for instance in self.instances))
+        if self.state not in ("stopped", "failed") or self.instances:
+            self.set_state("stopping")
+            grace_s = self.spec.stop_grace_s if grace_s is None else grace_s
+            await asyncio.gather(*(self._stop_one(instance, grace_s, hurry_after_s) for instance in self.instances))
+        async with self._starting:  # a process that started meanwhile, for a restart too, has ended
+            pass
 
     async def _stop_one(self, instance: Instance, grace_s: float, hurry_after_s: float | None) -> None:
         if hurry_after_s is not None:
