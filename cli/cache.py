@@ -28,7 +28,8 @@ _TIMEOUT_S = 10.0
 
 
 class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the caches. ``queries`` and ``hits`` are tokens of prompts, or segments of media, since the run began."""
+    """One of the caches. ``queries`` and ``hits`` are tokens of prompts, or segments of media, since the run began; those of prompts
+    stand at ``prefix`` alone. ``page_tokens``: 0 where a page has no tokens of its own."""
 
     name: str
     pool: str
@@ -53,7 +54,7 @@ def register(app: typer.Typer) -> None:
     def show(
         json: Annotated[bool, typer.Option("--json", help="One JSON array instead of a table.")] = False, run: RunName = None
     ) -> None:
-        """Show pages, tokens, queries and hits of both caches. Exits with 1 if no run is up."""
+        """Show pages, tokens, queries and hits of the caches. Exits with 1 if no run is up."""
         reports = read_caches(model_run_path(run))
         print(msgspec.json.encode(reports).decode()) if json else _print(reports)
 
@@ -77,8 +78,10 @@ def read_caches(path: Path) -> list[CacheReport]:
     except MissingError as error:
         raise RunError(f"the run in {path} is only just starting, or ending ({error})") from None
     kv_page_tokens = layout.kv_page_tokens if layout is not None else 0
+    beside = (("windows", "window", kv_page_tokens), ("states", "state", 0))  # without which a prefix is not found
     return [
         _report("prefix", "kv", kv_page_tokens, stats, stats.looked_up_tokens_total, stats.cached_tokens_total),
+        *(_report(name, pool, tokens, stats, 0, 0) for name, pool, tokens in beside if pool in stats.pools),
         _report("media", "embedding", EMBEDDING_PAGE_TOKENS, stats, stats.media_queries_total, stats.media_hits_total),
     ]
 
@@ -124,7 +127,7 @@ def _print(reports: list[CacheReport]) -> None:
     rows = [["CACHE", "POOL", "PAGES", "USED", "CACHED", "EVICTABLE", "TOKENS", "QUERIES", "HITS", "HIT RATE"]]
     for report in reports:
         counts = (report.pages, report.used_pages, report.cached_pages, report.evictable_pages)
-        tokens = report.cached_pages * report.page_tokens
+        tokens = report.cached_pages * report.page_tokens if report.page_tokens else "-"
         rows.append([report.name, report.pool, *map(str, (*counts, tokens, report.queries, report.hits)), report.hit_rate])
     print_columns(rows, left=(0, 1))
     print("queries and hits: of prefix in tokens of prompts, of media in segments", file=sys.stderr)

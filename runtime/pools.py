@@ -3,6 +3,9 @@
 PoolName = str
 """One of ``pools_of``."""
 
+SEQUENCE_POOLS = "kv", "window", "state", "log"
+"""Kinds of pools whose pages a sequence has while it runs; a run has those that its model needs."""
+
 
 def kv_pool(device: int) -> PoolName:
     """Return the name of the KV pool of the device with this number: "kv" for the first, then "kv.1" and so on."""

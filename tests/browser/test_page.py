@@ -337,6 +337,25 @@ def test_restart(page: "Page") -> None:
     page.until(lambda: page.find("[data-actor=prefill]").get_attribute("data-state") == "active", "it serves")
 
 
+def test_pools_of_windows_and_states_are_shown(page: "Page") -> None:
+    """As a run has them whose model needs them, here on two devices: only the pools of the server's reply are made up."""
+    assert [key.text for key in page.all("#pool-legend .key") if key.is_displayed()] == ["kv", "embedding", "patch", "media"]
+    assert not page.find("[data-actor=prefill] [data-color=pool-window]").is_displayed()
+    page.js("""const json = Response.prototype.json;
+        Response.prototype.json = async function () {
+            const found = await json.call(this);
+            const pool = (pages, used, evictable) => ({ pages, used, evictable, cached: evictable });
+            if (found.pools) Object.assign(found.pools, { window: pool(30, 20, 5), 'window.1': pool(30, 10, 0), state: pool(6, 0, 2) });
+            return found;
+        }""")
+    page.until(lambda: "30 / 60" in page.text("[data-actor=prefill] .bars"), "the pages of windows of both devices")
+    keys = [key.text for key in page.all("#pool-legend .key") if key.is_displayed()]
+    assert keys == ["kv", "window", "state", "embedding", "patch", "media"]
+    meters = {meter.get_attribute("data-color"): meter for meter in page.all("[data-actor=prefill] .meter") if meter.is_displayed()}
+    assert set(meters) == {"accent", "pool-kv", "pool-window", "pool-state"}
+    assert meters["pool-window"].get_attribute("aria-valuenow") == "50"
+
+
 def test_the_page_outlives_its_gateway(page: "Page") -> None:
     page.wait_for_pipeline()
     generation = int(page.actor("gateway", "gen"))

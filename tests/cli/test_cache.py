@@ -43,6 +43,11 @@ def test_show(directory: RunDirectory, capsys: Captured) -> None:
     assert run(["cache", "show", "--json"]) == 0
     reports = json.loads(capsys.readouterr().out)
     assert [(report["name"], report["evictable_pages"], report["hits"]) for report in reports] == [("prefix", 20, 160), ("media", 9, 2)]
+    stats.publish(StatsSnapshot(pools={**pools, "window": PoolUse(99, 9, 8, 7), "window.1": PoolUse(99), "state": PoolUse(6, 2, 3, 1)}))
+    assert run(["cache", "show"]) == 0
+    _, _, windows, states, _ = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert windows == ["windows", "window", "198", "9", "8", "7", "128", "0", "0", "-"]
+    assert states == ["states", "state", "6", "2", "3", "1", "-", "0", "0", "-"]
 
 
 def test_clear_without_a_controller(directory: RunDirectory, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

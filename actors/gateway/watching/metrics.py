@@ -17,7 +17,7 @@ from prometheus_client.samples import Sample
 
 from ....runtime.bus.messages import MediaItem
 from ....runtime.errors import RequestError
-from ....runtime.pools import is_kv_pool
+from ....runtime.pools import SEQUENCE_POOLS, kind_of_pool
 from ....schema.gap_buckets import BEGINS_S, NUM_BUCKETS, OCTAVE
 from ....schema.media import MediaKind
 from ....shm.controller_stats import WAITING_FOR, PoolUse, StatsSnapshot
@@ -233,10 +233,19 @@ class _StatsCollector(Collector):
             broken.add_metric([name], name in stats.broken)
             generation.add_metric([name], number)
         yield from (broken, generation)
-        kv = [use for name, use in stats.pools.items() if is_kv_pool(name)]
-        num_pages = sum(use.pages for use in kv)
-        share = sum(use.used for use in kv) / num_pages if num_pages else 0.0
-        yield GaugeMetricFamily("mmrt_kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", share)
+        help = "Share in use, 0 to 1, of the fullest kind of pages that a sequence needs."
+        yield GaugeMetricFamily("mmrt_kv_cache_usage_perc", help, _kv_usage(stats))
+
+
+def _kv_usage(stats: StatsSnapshot) -> float:
+    """Return the share in use of the fullest kind of pages that a sequence needs, each over all devices. vLLM's layers of all kinds
+    take blocks from one pool, so that its 1 means no room for more; of several pools the fullest says so."""
+    shares = [0.0]
+    for kind in SEQUENCE_POOLS:
+        uses = [use for name, use in stats.pools.items() if kind_of_pool(name) == kind]
+        if num_pages := sum(use.pages for use in uses):
+            shares.append(sum(use.used for use in uses) / num_pages)
+    return max(shares)
 
 
 def _step_gaps(stats: StatsSnapshot) -> Iterator[Metric]:

@@ -707,6 +707,24 @@ def test_metrics_of_the_caches(stage: Any) -> None:
     stage.run(test)
 
 
+@pytest.mark.parametrize(
+    ("beside", "share"),
+    [
+        ({"kv.1": PoolUse(100, 0)}, 0.2),
+        ({"window": PoolUse(20, 18), "window.1": PoolUse(20, 2)}, 0.5),
+        ({"window": PoolUse(40, 4)}, 0.4),
+        ({"state": PoolUse(20, 10), "log": PoolUse(8, 6)}, 0.75),
+        ({"embedding": PoolUse(10, 10), "media": PoolUse(10, 9)}, 0.4),
+    ],
+)
+def test_the_use_of_the_kv_cache_is_that_of_the_fullest_kind_of_pool(stage: Any, beside: dict[str, PoolUse], share: float) -> None:
+    async def test(scene: Any) -> None:
+        scene.stats.publish(StatsSnapshot(pools={"kv": PoolUse(100, 40), **beside}))
+        assert f"mmrt_kv_cache_usage_perc {share}\n" in (await scene.http.get("/metrics")).text
+
+    stage.run(test)
+
+
 def test_metrics_of_the_times_between_tokens(stage: Any) -> None:
     async def test(scene: Any) -> None:
         assert "mmrt_tbt_p99_seconds" not in (await scene.http.get("/metrics")).text, "nothing has been decoded"

@@ -17,7 +17,8 @@ const TASKS = {
   detokenizer: "tokens to text",
   memory: "owns pages, weights",
 };
-const POOLS = ["kv", "embedding", "patch", "media"];
+const POOLS = ["kv", "window", "state", "log", "embedding", "patch", "media"]; // the kinds; a run has those that its model needs
+const BESIDE = { kv: ["window", "state", "log"] }; // whose pages come with those of a kind
 const SURE_MS = 4000;
 const MAX_EVENTS = 40;
 
@@ -34,7 +35,8 @@ export class Pipeline {
       POOLS.map((pool) => ({ label: pool, color: `pool-${pool}` })),
       { max: 100, unit: " %" },
     );
-    $("pool-legend").append(...POOLS.map((pool) => make("span", { class: "key", "data-color": `pool-${pool}` }, pool)));
+    this.keys = POOLS.map((pool) => make("span", { class: "key", "data-color": `pool-${pool}`, hidden: true }, pool));
+    $("pool-legend").append(...this.keys);
   }
 
   update(state) {
@@ -66,7 +68,9 @@ export class Pipeline {
     const rate = seconds > 0 ? Math.max(0, tokens / seconds) : 0;
     say($("rate"), number(rate));
     this.rates.add([rate]);
-    this.pools.add(POOLS.map((pool) => share(state.pools[pool])));
+    const pools = POOLS.map((kind) => ofKind(state.pools, kind));
+    this.keys.forEach((key, index) => (key.hidden = !pools[index]));
+    this.pools.add(pools.map((pool) => (pool ? share(pool) : null)));
   }
 
   // No answer came: say so on every card, without a change of the layout.
@@ -81,7 +85,14 @@ export class Pipeline {
   }
 }
 
-const share = (pool) => (pool?.pages ? (100 * pool.used) / pool.pages : 0);
+const share = (pool) => (pool.pages ? (100 * pool.used) / pool.pages : 0);
+
+// The pools of a kind on all devices together, "kv" and "kv.1" for example; null if the run has none.
+function ofKind(pools, kind) {
+  const found = Object.entries(pools).filter(([name]) => name.split(".")[0] === kind);
+  if (!found.length) return null;
+  return Object.fromEntries(["pages", "used", "evictable"].map((field) => [field, found.reduce((sum, [, pool]) => sum + pool[field], 0)]));
+}
 
 class Card {
   constructor(actor, tell, hurry) {
@@ -93,7 +104,8 @@ class Card {
     this.values = LABELS.map(() => make("dd"));
     this.extra = make("dt", { title: BUDGETS[actor.stage] });
     this.cpu = new Bar("CPU");
-    this.pool = actor.output && actor.output !== "deltas" ? new Bar(actor.output, `pool-${actor.output}`, `pages of ${actor.output}`) : null;
+    const kinds = actor.output && actor.output !== "deltas" ? [actor.output, ...(BESIDE[actor.output] ?? [])] : [];
+    this.pools = kinds.map((kind) => [kind, new Bar(kind, `pool-${kind}`, `pages of ${kind}`)]);
     this.kill = make("button", { type: "button", class: "danger", "aria-label": `Kill ${actor.name}`, onclick: () => this.killNow() }, "Kill");
     this.restart = make(
       "button",
@@ -106,7 +118,7 @@ class Card {
       make("div", { class: "title" }, make("h3", {}, actor.name), this.state),
       make("p", { class: "task" }, TASKS[actor.stage] ?? ""),
       make("dl", {}, ...this.values.map((value, index) => make("div", {}, LABELS[index] ? make("dt", {}, LABELS[index]) : this.extra, value))),
-      make("div", { class: "bars" }, this.cpu.element, ...(this.pool ? [this.pool.element] : [])),
+      make("div", { class: "bars" }, this.cpu.element, ...this.pools.map(([, bar]) => bar.element)),
       make("div", { class: "row" }, this.restart, this.kill),
     );
   }
@@ -123,8 +135,11 @@ class Card {
     this.values.forEach((value, index) => say(value, String(values[index])));
     const cpu = isSame ? (actor.cpu_ms - before.cpu_ms) / seconds / 10 : 0;
     this.cpu.set(cpu, `${number(Math.max(0, cpu))} %`);
-    const pool = state.pools[actor.output];
-    if (this.pool && pool) this.pool.set(share(pool), `${number(pool.used)} / ${number(pool.pages)}`, pool.evictable / (pool.pages || 1));
+    for (const [kind, bar] of this.pools) {
+      const pool = ofKind(state.pools, kind);
+      bar.element.hidden = !pool;
+      if (pool) bar.set(share(pool), `${number(pool.used)} / ${number(pool.pages)}`, pool.evictable / (pool.pages || 1));
+    }
     this.restart.disabled = this.kill.disabled = !state.commands;
     this.keeps = state.keeps_connections;
     this.restart.title = this.kill.title = state.commands ? "" : "This run has no supervisor.";
