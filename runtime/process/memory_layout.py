@@ -126,7 +126,7 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
         apart = facts.window_page_bytes if window_tokens else 0
         pools[kv_pool(device)] = PoolLayout(-(-kv.tokens // page), facts.kv_page_bytes - apart, reason=kv.reason)
         if apart:
-            reason = f"windows of {facts.window_tokens} tokens, of as many requests as are likely"
+            reason = f"windows of {facts.window_tokens} tokens, of all requests or half of the KV pool's tokens"
             pools[window_pool(kv_pool(device))] = PoolLayout(-(-window_tokens // page), apart, reason=reason)
         if facts.packed_page_bytes:
             pools[packed_pool(kv_pool(device))] = PoolLayout(

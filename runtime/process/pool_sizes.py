@@ -4,6 +4,7 @@ Pools cannot grow later, and their memory is reserved at the start. Running requ
 pages for requests to come, so it is bounded by use: a share of what is free, and no more than conversations will fill.
 """
 
+from bisect import bisect_right
 from typing import NamedTuple
 
 from ...schema.model_facts import ModelFacts
@@ -24,7 +25,7 @@ NO_MEDIA = "the model takes text alone"  # reason of the size of a pool for medi
 EMBEDDING_SHARE = 0.02  # of the memory available to both pools
 STATE_SHARE = 0.25  # likewise
 LEAST_MEMBERS, MOST_MEMBERS = 2, 16  # sequences with states that run at once: a guidance pair; on a host
-ROW_TOKENS = 4096  # of a request, at most, by which the pool of windows is sized: a KV pool of two long contexts serves 16
+WINDOWS_SHARE = 0.5  # of a KV pool's tokens, which the pool of windows has at most: requests that are shorter than a window use as many
 WINDOW_PAGES = 8  # that a guidance pair has beside window and chunk: those not yet whole, and those ahead of decode
 LEAST_SNAPSHOTS, MOST_SNAPSHOTS = 2, 256  # states that the prefix cache keeps beside theirs: those that a guidance pair begins from
 
@@ -66,12 +67,13 @@ def _window_row(config: RuntimeConfig, facts: ModelFacts) -> int:
     return 2 * facts.window_tokens + facts.window_chunk_tokens + WINDOW_PAGES * config.memory.kv_page_tokens
 
 
-def window_pool_tokens(config: RuntimeConfig, facts: ModelFacts, kv_tokens: int) -> int:
-    """Return the tokens of the pool of windows beside a KV pool: for rows of half a context or ``ROW_TOKENS``, of which two are a
-    guidance pair. Where requests are shorter, fewer run at once than the KV pool has room for."""
-    num_rows = -(-kv_tokens // min(ROW_TOKENS, facts.max_context // 2))
+def window_pool_tokens(config: RuntimeConfig, facts: ModelFacts, kv_tokens: int, num_rows: int) -> int:
+    """Return the tokens of the pool of windows beside a KV pool: for all rows at once, or a share of the KV pool's where that is less,
+    and for a guidance pair at least. By this share only requests of less than two windows can wait for pages of windows. Most bytes are
+    those of layers with a window, so that one pool of the same memory has room for hardly more of them."""
+    least = _window_row(config, facts)
     of_row = facts.window_tokens + WINDOW_PAGES // 2 * config.memory.kv_page_tokens
-    return min(kv_tokens, _window_row(config, facts) + max(0, num_rows - 2) * of_row)
+    return min(kv_tokens, max(least, min(least + (num_rows - 1) * of_row, int(WINDOWS_SHARE * kv_tokens))))
 
 
 def size_for_host(config: RuntimeConfig, facts: ModelFacts, room: HostRoom | None, num_rows: int) -> PoolSizes:
@@ -84,25 +86,32 @@ def size_for_host(config: RuntimeConfig, facts: ModelFacts, room: HostRoom | Non
     states = _state_size(config, facts, left)
     apart = has_windows_apart(config, facts)
     if memory.kv_tokens:
-        windows = window_pool_tokens(config, facts, memory.kv_tokens) if apart else 0
+        windows = window_pool_tokens(config, facts, memory.kv_tokens, num_rows) if apart else 0
         return PoolSizes(embedding, PoolSize(memory.kv_tokens, "memory.kv_tokens"), states, windows)
-    page_bytes = facts.kv_room_bytes
-    if apart:  # what a context takes, by page
-        page_bytes -= facts.window_page_bytes * (context - window_pool_tokens(config, facts, context)) // context
+
+    def kv_bytes(num_pages: int) -> int:
+        """Return what so many pages of a KV pool take, with those of windows beside them."""
+        whole, page = num_pages * facts.kv_room_bytes, memory.kv_page_tokens
+        left = num_pages * page - window_pool_tokens(config, facts, num_pages * page, num_rows) if apart else 0
+        return whole - left // page * facts.window_page_bytes
+
+    def most_tokens(num_bytes: int) -> int:
+        """Return the tokens of a KV pool of so many bytes."""
+        most = num_bytes // (facts.kv_room_bytes - (facts.window_page_bytes if apart else 0))
+        return max(0, bisect_right(range(most + 1), num_bytes, key=kv_bytes) - 1) * memory.kv_page_tokens
 
     def affordable_of(num_bytes: int) -> int:
         """Return the tokens of each pool that all pools' memory has room for."""
         of_each = max(0, num_bytes - embedding.tokens * facts.embedding_row_bytes) // config.num_kv_pools
-        of_each = max(0, of_each - states.members * facts.member_bytes - states.snapshots * facts.state_bytes)
-        return of_each // page_bytes * memory.kv_page_tokens
+        return most_tokens(max(0, of_each - states.members * facts.member_bytes - states.snapshots * facts.state_bytes))
 
     affordable, least = affordable_of(left), min(KV_TOKENS, num_rows * context)
     if room is not None:
         least = min(least, affordable_of(int(SCARCE_SHARE * max(0, free - facts.weight_bytes))))
     least = max(least, context)
-    num_quick = max(QUICK_BYTES, facts.weight_bytes // 2) // config.num_kv_pools // page_bytes * memory.kv_page_tokens
+    num_quick = most_tokens(max(QUICK_BYTES, facts.weight_bytes // 2) // config.num_kv_pools)
     kv = _within(least, affordable, max(least, min(HOST_CONTEXTS * context, least + num_quick)), share)
-    return PoolSizes(embedding, kv, states, window_pool_tokens(config, facts, kv.tokens) if apart else 0)
+    return PoolSizes(embedding, kv, states, window_pool_tokens(config, facts, kv.tokens, num_rows) if apart else 0)
 
 
 def size_for_device(config: RuntimeConfig, facts: ModelFacts, room: DeviceRoom, num_rows: int) -> PoolSizes:
