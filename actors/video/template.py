@@ -188,9 +188,11 @@ class _Forks:
             if order == _JUDGE:
                 self._control.send(_Answer.pack(self._reap(number)))
             self._reap_ended()
-            if not select.select([self._control], [], [], _AHEAD_S)[0]:
+            while not select.select([self._control], [], [], _AHEAD_S)[0]:
                 self._reap_ended()
                 spare = spare or self._fork()
+                if not self._ending:
+                    break
 
     def _give(self, found: tuple[int, socket.socket] | None) -> None:
         if found is None:

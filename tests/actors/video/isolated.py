@@ -10,12 +10,13 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ def processes(name: str) -> list[int]:
 
 def settle(number: int) -> int:
     """Wait until so many decoders live, one ahead among them. Returns how many do."""
-    until_s = time.monotonic() + 10
+    until_s = time.monotonic() + 60
     while (found := len(processes("decoder"))) != number and time.monotonic() < until_s:
         time.sleep(0.01)
     return found
@@ -285,6 +286,27 @@ def few_pages(bench: Bench, apart: IsolatedWorker, data: bytes) -> str:
     return "no error"
 
 
+def end_slowly(template: Template) -> int:
+    """Return how many children the template keeps once one has ended that took long to, on a busy core, and no order follows."""
+    pid, core = processes("template")[0], {min(os.sched_getaffinity(0))}
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as loop:
+        os.sched_setaffinity(loop.pid, core)
+        for _ in range(8):
+            decoder = template.fork()
+            for child in map(int, children.read_text().split()):
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(child, core)
+                    os.sched_setscheduler(child, os.SCHED_IDLE, os.sched_param(0))
+            template.end(decoder)
+            time.sleep(0.1)
+        loop.kill()
+    until_s = time.monotonic() + 20
+    while (found := len(children.read_text().split())) > 1 and time.monotonic() < until_s:
+        time.sleep(0.01)
+    return found
+
+
 def begin_many(template: Template) -> int:
     """Return how many children the template had at most, while it forked and ended many without a pause."""
     pid, most = processes("template")[0], 0
@@ -349,6 +371,7 @@ def main() -> None:
         found["after too few pages"] = few_pages(bench, apart, png)
         found["left after forgery"] = settle(1)
         found["children"] = begin_many(template)
+        found["children after a slow end"] = end_slowly(template)
         for row in range(20, 40):
             assert isinstance(do("look", row=row), Analysed)
         found["many"] = settle(isolated.MAX_KEPT + 1) - 1
