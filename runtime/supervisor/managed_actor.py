@@ -400,6 +400,7 @@ class SupervisedActor:
         """Clear the outage: one of its processes serves."""
         if self.outage is not None:
             self.outage = None
+            self._history = self._history.mended()  # also where a debugger's process served
             self._host.on_message(self.name, "serves again")
             self._host.on_outage(self)
 

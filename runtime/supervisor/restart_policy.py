@@ -48,6 +48,10 @@ class RestartHistory(msgspec.Struct, frozen=True):
         kills = _aged(self.kill_ages_s, lifetime_s, window_s)
         return RestartHistory(failures, kills, self.num_probes if failures else 0, self.reason if lifetime_s == 0.0 else "")
 
+    def mended(self) -> "RestartHistory":
+        """Return the history of an actor that is not broken any more: the next death that is not its own starts it again."""
+        return RestartHistory(self.failure_ages_s, self.kill_ages_s, self.num_probes)
+
 
 class StartAgain(msgspec.Struct, frozen=True):
     """Start it again after ``delay_s``."""

@@ -420,6 +420,8 @@ class World:
     async def leave(self, name: str) -> None:
         """``mmrt scale`` down: the actor leaves the run, and comes again."""
         actor = self.crew.actors[name]
+        if self.gone.get(name) is actor:
+            return  # told twice at once; ``mmrt scale`` lets one wait for the other
         self.gone[name] = actor
         await self.scaling._remove([name])
         self.happened["left"] += 1

@@ -20,8 +20,8 @@ from mmrt.tests.settings import examples, seeds
 
 NUM_KNOWN, NUM_NEW = examples(300), 300
 # A slow start that crashes again and again; an actor leaves while the run ends; a deaf process starts at the end; a pause at a start;
-# an actor leaves while a restart starts its process.
-TELLING = (275, 707, 1049, 1119, 219284378)
+# an actor leaves while a restart starts its process; a debugger mends an actor and ends at once.
+TELLING = (275, 707, 1049, 1119, 219284378, 219285880)
 CALM_S = 2 * PROBE_MAX_S + 2 * READY_S  # a debugger's time, a wait for a probe, and a start
 
 MOODS: dict[str, Callable[[], Fate]] = {
