@@ -56,7 +56,7 @@ def contents() -> list[tuple[list[dict[str, Any]], Media]]:
 def test_tokens_are_right(isolated: Server, oracle: Oracle) -> None:
     for content, media in contents():
         check(isolated, oracle, content, media)
-    isolated.wait(lambda _: len(below(isolated, "decoder")) <= 1, "one decoder ahead, and the end of those that are done")
+    isolated.wait(lambda _: len(below(isolated, "decoder")) <= 1, "one decoder ahead, and the end of those that are done", timeout_s=90)
     status = {found["name"]: found for found in isolated.status()["actors"]}
     assert status["video"]["memory_bytes"] > (pss_bytes(isolated.pid("video")) or 0), "its template's and decoders' count"
 
