@@ -34,6 +34,7 @@ from ..runtime.bus.plans import Plan
 from ..runtime.bus.wire import encode
 from ..runtime.errors import UserError
 from ..runtime.observe.capture import Capture
+from ..runtime.process.memory_layout import EMPTY_PAGE_BYTES
 from ..runtime.stage_table import STAGES, WORKERS, stage_of
 from ..schema.rows import Phase
 from ..shm.pool import PagePool
@@ -207,7 +208,7 @@ def _worker(
         return lambda: encoder.execute
     page_tokens = config.memory.kv_page_tokens
     expected, apart = model.kv_page_bytes(page_tokens), model.window_page_bytes(page_tokens)
-    if apart and pools["kv"].page_bytes == expected - apart:
+    if apart and pools["kv"].page_bytes == (expected - apart or EMPTY_PAGE_BYTES):
         raise UserError(
             "plans of prefill cannot be done again where layers with a window have pages of their own: a capture has none;"
             " cache.dir keeps pages whole"

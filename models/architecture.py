@@ -199,8 +199,8 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_windows_apart(self) -> bool:
-        """True if pages of layers with a window can lie in a pool of their own: others attend to all."""
-        return len({bool(group.heads.window) for group in self.kv_groups}) == 2
+        """True if pages of layers with a window can lie in a pool of their own: there are such layers."""
+        return self.window > 0
 
     def kv_place(self, index: int) -> KvPlace:
         """Of a layer that attends."""

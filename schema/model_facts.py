@@ -41,6 +41,11 @@ class ModelFacts(msgspec.Struct, frozen=True):
         return num_pages * self.kv_page_bytes - num_left * self.window_page_bytes
 
     @property
+    def are_all_windows(self) -> bool:
+        """Whether all layers that attend have a window."""
+        return 0 < self.window_page_bytes == self.kv_page_bytes
+
+    @property
     def member_bytes(self) -> int:
         """Bytes of the states of a sequence that runs: the last that was kept, the next, and the log."""
         return 2 * self.state_bytes + self.log_bytes

@@ -24,6 +24,7 @@ SPARE_SOCKET = "device.spare"  # here the supervisor does, to a memory whose pre
 
 MEDIA_PAGE_BYTES = 64 * 1024
 PATCH_PAGE_ROWS = 256
+EMPTY_PAGE_BYTES = 64  # of a page that holds nothing: a pool's have some
 EMBEDDING_PAGE_TOKENS = 32
 CPU_SEQUENCES, CUDA_SEQUENCES = 64, 256  # rows where memory.max_sequences is 0
 ROW_DEFINITION_BYTES = 64 * 1024
@@ -124,9 +125,11 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
             )
             pools[log_pool(kv_pool(device))] = PoolLayout(states.members, facts.log_bytes, reason=states.reason)
         apart = facts.window_page_bytes if window_tokens else 0
-        pools[kv_pool(device)] = PoolLayout(-(-kv.tokens // page), facts.kv_page_bytes - apart, reason=kv.reason)
+        num_bytes = facts.kv_page_bytes - apart or EMPTY_PAGE_BYTES
+        pools[kv_pool(device)] = PoolLayout(-(-kv.tokens // page), num_bytes, reason=kv.reason)
         if apart:
-            reason = f"windows of {facts.window_tokens} tokens, of all requests or half of the KV pool's tokens"
+            size = "of all requests or half of the KV pool's tokens" if not facts.are_all_windows else "sized as one pool is"
+            reason = f"windows of {facts.window_tokens} tokens, {size}"
             pools[window_pool(kv_pool(device))] = PoolLayout(-(-window_tokens // page), apart, reason=reason)
         if facts.packed_page_bytes:
             pools[packed_pool(kv_pool(device))] = PoolLayout(

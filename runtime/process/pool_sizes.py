@@ -76,6 +76,14 @@ def window_pool_tokens(config: RuntimeConfig, facts: ModelFacts, kv_tokens: int,
     return min(kv_tokens, max(least, min(least + (num_rows - 1) * of_row, int(WINDOWS_SHARE * kv_tokens))))
 
 
+def _kv_places(config: RuntimeConfig, facts: ModelFacts, window_tokens: int, num_rows: int) -> int:
+    """Return the tokens of a KV pool whose pages hold nothing, since all layers have a window: contexts of as many rows as have room in
+    the pool of windows. They keep places and keys."""
+    if window_tokens < _window_row(config, facts):
+        return window_tokens
+    return min(num_rows * facts.max_context, window_tokens * facts.max_context // facts.window_tokens)
+
+
 def size_for_host(config: RuntimeConfig, facts: ModelFacts, room: HostRoom | None, num_rows: int) -> PoolSizes:
     """Return the sizes in host memory; without ``room`` the least ones."""
     memory, context = config.memory, facts.max_context
@@ -84,10 +92,9 @@ def size_for_host(config: RuntimeConfig, facts: ModelFacts, room: HostRoom | Non
     share = f"{HOST_SHARE:.0%} of the memory available, {free >> 20} MiB, less weights"
     embedding = _embedding_size(config, facts, left)
     states = _state_size(config, facts, left)
-    apart = has_windows_apart(config, facts)
+    apart = has_windows_apart(config, facts) and not facts.are_all_windows
     if memory.kv_tokens:
-        windows = window_pool_tokens(config, facts, memory.kv_tokens, num_rows) if apart else 0
-        return PoolSizes(embedding, PoolSize(memory.kv_tokens, "memory.kv_tokens"), states, windows)
+        return _pool_sizes(config, facts, num_rows, embedding, PoolSize(memory.kv_tokens, "memory.kv_tokens"), states)
 
     def kv_bytes(num_pages: int) -> int:
         """Return what so many pages of a KV pool take, with those of windows beside them."""
@@ -111,7 +118,19 @@ def size_for_host(config: RuntimeConfig, facts: ModelFacts, room: HostRoom | Non
     least = max(least, context)
     num_quick = most_tokens(max(QUICK_BYTES, facts.weight_bytes // 2) // config.num_kv_pools)
     kv = _within(least, affordable, max(least, min(HOST_CONTEXTS * context, least + num_quick)), share)
-    return PoolSizes(embedding, kv, states, window_pool_tokens(config, facts, kv.tokens, num_rows) if apart else 0)
+    return _pool_sizes(config, facts, num_rows, embedding, kv, states)
+
+
+def _pool_sizes(
+    config: RuntimeConfig, facts: ModelFacts, num_rows: int, embedding: PoolSize, kv: PoolSize, states: StateSize
+) -> PoolSizes:
+    """Return the sizes with those of the pool of windows, if there is one."""
+    if not has_windows_apart(config, facts):
+        return PoolSizes(embedding, kv, states)
+    if facts.are_all_windows:
+        places = _kv_places(config, facts, kv.tokens, num_rows)
+        return PoolSizes(embedding, PoolSize(places, "places of tokens alone: all layers have a window"), states, kv.tokens)
+    return PoolSizes(embedding, kv, states, window_pool_tokens(config, facts, kv.tokens, num_rows))
 
 
 def size_for_device(config: RuntimeConfig, facts: ModelFacts, room: DeviceRoom, num_rows: int) -> PoolSizes:

@@ -92,6 +92,12 @@ def test_layers_with_a_window_keep_its_tokens_alone(tmp_path: Path, capsys: Capt
     assert [row[:3:2] for row in rows] == [["32", "2048"], ["8", "8192"]]
     token_kib = float(lines["KV cache"].split()[0])
     assert 1024 * float(rows[1][4]) < token_kib * 8192 / 5, "MiB of a context, of which one layer of seven keeps all"
+    make_checkpoint("tiny", tmp_path / "all", "mistral")
+    assert run(["model", "check", str(tmp_path / "all"), "--config", str(file)]) == 0
+    lines = said(capsys)
+    token_kib, last_kib = (float(line.replace("of these", "").split()[0]) for line in lines["KV cache"].splitlines())
+    assert last_kib == token_kib, "all layers have a window"
+    assert float(lines["at once"].splitlines()[1].split()[4]) < token_kib * 8192 / 1024 / 50, "MiB of a context"
     for settings, why in (
         ('[cache]\ndir = "/tmp/never-made"\n', "cache.dir saves whole pages; less without"),
         ('[actors]\nlayout = "EP@a+D@b"\n[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n', "several devices copy whole pages"),

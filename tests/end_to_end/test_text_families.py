@@ -4,6 +4,7 @@ import json
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import openai
 import pytest
 import torch
 
+from mmrt.shm.controller_stats import ControllerStats
+from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.conftest import Server, also_slow
 from mmrt.tests.settings import ImportedLater
 
@@ -80,6 +83,28 @@ def test_chats_at_once(text_server: Server, text_oracle: TextOracle) -> None:
     for question, ids in answers.items():
         text_oracle.check_greedy(text_oracle.ids_of(question), ids)
     text_server.wait_until_empty()
+
+
+@pytest.mark.slow
+def test_where_all_layers_have_a_window_a_row_keeps_its_pages_alone(launch: Callable[..., Server]) -> None:
+    """Of 7k tokens, with prefill and decode killed on the way. KV pages are places alone."""
+    server = launch("mistral")
+    oracle, question = TextOracle(server.checkpoint), "one two three four five six seven eight nine ten " * 390
+    most, kills, ids = 0, ["prefill", "decode"], list[int]()
+    with RunDirectory.attach(server.run_path) as run, closing(ControllerStats.attach(run)) as stats:
+        asked = threading.Thread(target=lambda: ids.extend(server.chat(question, max_tokens=80)[1]))
+        asked.start()
+        while asked.is_alive():
+            now = stats.read()
+            most = max(most, now.pools["window"].used)
+            if kills and (now.preparing if kills[0] == "prefill" else now.running) and now.pools["window"].used:
+                server.kill(kills.pop(0))
+            asked.join(0.02)
+    prompt = oracle.ids_of(question)
+    assert len(prompt) > 3000 and 0 < most <= 2 * (48 // 16 + 512 // 16) + 8, f"{most} pages of windows of {len(prompt) // 16}"
+    oracle.check_greedy(prompt, ids)
+    server.wait_until_empty()
+    server.down()
 
 
 def test_a_prompt_without_a_template(text_server: Server, text_oracle: TextOracle) -> None:

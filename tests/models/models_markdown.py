@@ -15,6 +15,8 @@ from mmrt.models.families.family import CheckpointRecipe
 from mmrt.models.families.registry import FAMILIES, family_named, family_of
 from mmrt.models.make.checkpoint import write_configs
 from mmrt.models.make.tokenizer import write_tokenizer
+from mmrt.runtime.config.runtime_config import RuntimeConfig
+from mmrt.runtime.process.pool_sizes import has_windows_apart
 
 BEGIN, END = "<!-- the table of families -->\n", "<!-- its end -->\n"
 CONTEXT = 8192
@@ -71,6 +73,8 @@ def _weights(specs: Sequence[TensorSpec], config: ModelConfig) -> str:
 def _row(config: ModelConfig) -> str:
     """Of so many tokens, or of the longest context that is served."""
     facts, context = facts_of(config, 16), min(CONTEXT, config.max_context)
+    if not has_windows_apart(RuntimeConfig(), facts):
+        facts = replace(facts, window_page_bytes=0)
     size = _gib(facts.kv_bytes(context, 16) + facts.member_bytes)
     return size if context == CONTEXT else f"{size} for {context // 1024}k"
 

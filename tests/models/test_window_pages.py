@@ -11,7 +11,9 @@ from mmrt.models.config import load_model_config
 from mmrt.models.lm import attention
 from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.language_model import LanguageModel
+from mmrt.runtime.process.memory_layout import EMPTY_PAGE_BYTES
 from mmrt.tests.models.test_gemma4 import save
+from mmrt.tests.models.test_text_families import save as save_text
 
 PAGE_TOKENS, LENGTH, STEPS = 8, 60, 12
 
@@ -39,20 +41,33 @@ class Windows:
         return self.table
 
 
+@pytest.mark.parametrize("family", ["gemma4", "mistral"])
 @pytest.mark.parametrize("has_kernels", [True, False])
 @torch.inference_mode()
-def test_pages_are_used_again_once_a_window_has_left_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_kernels: bool) -> None:
-    save(tmp_path, head_dim=32, global_head_dim=64)  # for which there are kernels
+def test_pages_are_used_again_once_a_window_has_left_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, has_kernels: bool
+) -> None:
+    """All layers of Mistral have a window, so that a KV page holds nothing."""
+    if family == "gemma4":
+        save(tmp_path, head_dim=32, global_head_dim=64)  # for which there are kernels
+    else:
+        save_text(tmp_path, "mistral", sliding_window=24, head_dim=32)
     config = load_model_config(tmp_path, dtype="float32")
     if not has_kernels:
         monkeypatch.setattr(attention.PagedAttention, "of", lambda *_: None)
         monkeypatch.setattr(attention, "has_kernel", lambda _: False)
     whole, apart = config.kv_page_bytes(PAGE_TOKENS), config.window_page_bytes(PAGE_TOKENS)
-    assert config.language.has_windows_apart and 0 < apart < whole and config.language.window == 24
+    assert (
+        config.language.has_windows_apart
+        and (0 < apart < whole if family == "gemma4" else apart == whole)
+        and config.language.window == 24
+    )
     weights, ids = read_weights(tmp_path, config), torch.randint(0, 300, (LENGTH,), generator=torch.Generator().manual_seed(1))
     places, table, windows = torch.arange(99).expand(3, -1), torch.arange(16), Windows(config, num_pages=7)
     one = LanguageModel(config, weights, torch.zeros(16, whole, dtype=torch.uint8), PAGE_TOKENS)
-    two = LanguageModel(config, weights, torch.zeros(16, whole - apart, dtype=torch.uint8), PAGE_TOKENS, windows=windows.pages)
+    two = LanguageModel(
+        config, weights, torch.zeros(16, whole - apart or EMPTY_PAGE_BYTES, dtype=torch.uint8), PAGE_TOKENS, windows=windows.pages
+    )
     for start, end in ((0, 5), (5, 29), (29, 30), (30, 50), (50, LENGTH - 1)):
         part = ids[start:end]
         its, wanted = windows.begin(start, end).clone(), [0] if start != 29 else []

@@ -169,6 +169,25 @@ def test_layers_with_a_window_have_pages_of_their_own() -> None:
     assert set(pools(facts=msgspec.structs.replace(WINDOWED, max_context=3000))) == {"kv"}, "a row would have as many"
 
 
+def test_where_all_layers_have_a_window_kv_pages_are_places_alone() -> None:
+    """As Mistral 7B v0.1's."""
+    facts = msgspec.structs.replace(
+        FACTS, kv_page_bytes=16 << 17, window_page_bytes=16 << 17, window_tokens=4096, window_chunk_tokens=4096, max_context=32768
+    )
+
+    def pools(gib: float, text: str = "", facts: ModelFacts = facts) -> list[tuple[str, int, int]]:
+        found = plan_layout(parse_config(text), facts, "bfloat16", HostRoom(int(gib * GIB), 1 << 60)).pools
+        return [(name, pool.num_pages * 16, pool.page_bytes) for name, pool in found.items() if name.startswith(("kv", "window"))]
+
+    (one,) = pools(40, facts=msgspec.structs.replace(facts, window_page_bytes=0))
+    assert pools(40) == [("kv", 8 * one[1], 64), ("window", one[1], 16 << 17)], "as many short requests, and eight times as many long"
+    pair = 2 * 4096 + 4096 + 8 * 16
+    assert [tokens for _, tokens, _ in pools(40, f"[memory]\nkv_tokens = {pair}\n")] == [8 * pair, pair]
+    assert [tokens for _, tokens, _ in pools(40, f"[memory]\nkv_tokens = {pair - 16}\n")] == [pair - 16] * 2, "a row could not go on"
+    assert [tokens for _, tokens, _ in pools(40, "[memory]\nkv_tokens = 32768\nmax_sequences = 2\n")] == [65536, 32768]
+    assert facts.kv_bytes(32768, 16) == (4096 + 16) << 17
+
+
 def test_what_a_request_keeps() -> None:
     assert WINDOWED.kv_bytes(8192, 16) == (8192 * 80 + (1024 + 16) * 800) << 10, "1.4 GiB"
     assert WINDOWED.kv_bytes(1000, 16) == 63 * WINDOWED.kv_page_bytes
