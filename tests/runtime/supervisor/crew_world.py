@@ -283,7 +283,8 @@ class World:
         ledger.last_cause = instance.cause
         ledger.served_s += process.lifetime_s if instance.active.is_set() else 0.0
         ledger.is_misconfigured = process.returncode == CONFIGURATION_STATUS and instance.cause != "outside"
-        follows = actor.candidate is not None and not actor.candidate.is_standby and not actor.candidate.is_debugger
+        heir = actor.candidate  # a debugger takes over once a user has let it go on
+        follows = heir is not None and not heir.is_standby and (not heir.is_debugger or heir.ready.is_set())
         if unexpected and instance.cause == "itself" and not follows:
             ledger.failures.append(ledger.served_s)
 
@@ -354,6 +355,7 @@ class World:
         return False
 
     def lend(self, actor: SupervisedActor, pid: int) -> Loan:
+        self.ledgers[actor.name].without_since_s = now_s()
         debugger = Machine(self, actor, Fate(load_s=self.random.choice((0.1, 3.0))), is_debugger=True)
         debugger._later(self.random.choice((0.1, 5.0, 20.0)), debugger.end, 0)
         return Loan(Instance(debugger, None, is_debugger=True), {}, (), lambda: None)
