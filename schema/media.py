@@ -66,7 +66,9 @@ class SegmentShape(msgspec.Struct, frozen=True, array_like=True):
 
     ``ids``: those of the embedding rows' tokens, as runs (id, count); empty: the placeholder, ``num_tokens`` times. Each token has a
     row: those of placeholders come out of the tower, those of text from the decoder's table. ``views``: of an image, t in number;
-    empty: all of it in one size. ``details`` are for the family's tower; they begin with the picture's own height and width.
+    empty: all of it in one size. ``details`` are for the family's tower; they begin with the picture's own height and width, of sound
+    with the first mel frame: of a run of a sound track (first mel frame of the segment, first and last + 1 of its tokens), the segments
+    of one window having the same mel frames.
     """
 
     kind: MediaKind

@@ -246,8 +246,9 @@ class OpenAudio:
         self.num_bytes = self._mel.nbytes
 
     def rows(self, segment: int) -> Iterator[NDArray[Any]]:
-        first = sum(part.num_rows for part in self.item.segments[:segment] if part.kind == "audio")
-        yield self._mel[first : first + self.item.segments[segment].num_rows]
+        part = self.item.segments[segment]
+        first = part.details[0] if part.details else sum(one.num_rows for one in self.item.segments[:segment] if one.kind == "audio")
+        yield self._mel[first : first + part.num_rows]
 
     def close(self) -> None:
         pass

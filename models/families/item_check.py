@@ -39,7 +39,23 @@ def fault_of(config: ModelConfig, kind: MediaKind, shape: ItemShape) -> str:
         return f"{shape.num_tokens} tokens, and segments of {num_tokens}"
     if not 0 <= shape.grid[0] * shape.second_per_grid_s <= MAX_VIDEO_S:
         return f"{shape.grid[0]} patches of {shape.second_per_grid_s} s"
+    if any(segment.kind == "audio" and segment.details for segment in shape.segments) and not _are_runs(config, shape):
+        return "runs of sound that no such video has"
     return ""
+
+
+def _are_runs(config: ModelConfig, shape: ItemShape) -> bool:
+    """Return whether a video and its sound track take turns as its family has them."""
+    sounds = [segment for segment in shape.segments if segment.kind == "audio"]
+    num_frames = sum(sounds[-1].details[:1]) + sounds[-1].num_rows
+    if num_frames > sum(segment.num_rows for segment in sounds):
+        return False
+    try:
+        family, sound = family_of(config), family_of(config).audio_item(config, num_frames)
+        video = replace(shape, num_tokens=shape.num_tokens - sound.num_tokens)
+        return family.video_with_sound(config, video, sound).segments == shape.segments
+    except UnsupportedMediaError:
+        return False
 
 
 def _fault_of_segment(config: ModelConfig, segment: SegmentShape, texts: set[int]) -> str:
@@ -51,7 +67,8 @@ def _fault_of_segment(config: ModelConfig, segment: SegmentShape, texts: set[int
     num_text = sum(count for id, count in segment.ids if id not in placeholders)
     t, h, w = segment.grid
     if segment.kind == "audio":
-        expected = _expected_of_sound(config, t)
+        rows, row_bytes, most = _expected_of_sound(config, t)
+        expected = (rows, row_bytes, min(segment.num_tokens, most) if segment.details else most)
         is_grid = (h, w) == (0, 0) and not segment.views
     else:
         vision = config.vision_rules
@@ -97,7 +114,7 @@ def _fault_of_details(config: ModelConfig, shape: ItemShape, number: int, made: 
     """A segment with details is the one that its family makes of a picture, or of so many frames, of the size that they begin with.
     ``made``: the segments of videos of sizes that were asked for before."""
     segment = shape.segments[number]
-    if not segment.details:
+    if not segment.details or (segment.kind == "audio" and shape.kind == "video"):  # of which ``_are_runs`` judges
         return ""
     if segment.kind == "video" and len(segment.details) >= 2:
         if segment.details[:2] not in made:

@@ -165,6 +165,15 @@ class StatefulModel:
         return 2 * row + (self._slots[row] ^ other)
 
 
+def _share_windows(item: ItemShape, rows: list[np.ndarray]) -> np.ndarray | None:
+    """Give runs of one window of a sound track the same mel frames. Returns all of the track; None where sound has no runs."""
+    windows: dict[int, np.ndarray] = {}
+    for number, segment in enumerate(item.segments):
+        if segment.kind == "audio" and segment.details:
+            rows[number] = windows.setdefault(segment.details[0], rows[number])
+    return np.concatenate([*windows.values()]) if windows else None
+
+
 def text(rng: np.random.Generator, length: int) -> list[int]:
     return [int(token) for token in rng.integers(0, 1000, length)]
 
@@ -218,10 +227,11 @@ class Loaded:
                 prompt.ids += [*segment.lead, *(id for id, count in tokens for _ in range(count)), *segment.trail]
             prompt.ids += [getattr(hf, FENCES[kind][1], 0) for kind in reversed(kinds)]
             prompt.rows.append([self._random_rows(segment, rng) for segment in part.segments])
+            sound = _share_windows(part, prompt.rows[-1])
             for kind in kinds:
                 rows = np.concatenate([rows for rows, of in zip(prompt.rows[-1], part.segments, strict=True) if of.kind == kind])
                 if kind == "audio":
-                    mels.append(rows)
+                    mels.append(rows if sound is None else sound)
                     continue
                 frame = rules.row_bytes // 3
                 mean = torch.tensor(rules.image_mean).repeat_interleave(frame) * 255

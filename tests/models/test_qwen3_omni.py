@@ -5,16 +5,20 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from mmrt.media.mel import LogMel
+from mmrt.models.architecture import ModelConfig
 from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError, UnsupportedMediaError
@@ -212,7 +216,7 @@ def test_other_media_and_lies(loaded: Loaded) -> None:
     video, sound = family.video_item(config, 6, 64, 96, 2.0), family.audio_item(config, 300)
     for refuse, said in (
         (lambda: family.audio_item(config, 0), "audio of 0 mel frames is too short"),
-        (lambda: family.video_with_sound(config, video, sound), "this model takes no sound with its videos"),
+        (lambda: family.video_item(config, 0, 64, 96, 2.0), "video has no frames"),
     ):
         with pytest.raises(UnsupportedMediaError, match=said):
             refuse()
@@ -221,6 +225,61 @@ def test_other_media_and_lies(loaded: Loaded) -> None:
     for lie in ({"num_tokens": segment.num_tokens + 1}, {"num_rows": 299}, {"grid": (300, 1, 1)}):
         told = msgspec.structs.replace(segment, **lie)
         assert fault_of(config, "audio", msgspec.structs.replace(sound, segments=[told], num_tokens=told.num_tokens)), lie
+
+
+def sounded(config: ModelConfig, num_frames: int, mel_frames: int, fps: float = 2.0) -> ItemShape:
+    assert config.vision_rules is not None
+    config = msgspec.structs.replace(config, vision_rules=msgspec.structs.replace(config.vision_rules, fps=fps))
+    return family.video_with_sound(config, family.video_item(config, num_frames, 64, 96, fps), family.audio_item(config, mel_frames))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), st.integers(1, 4000), st.sampled_from([0.3, 1, 1.3, 2, 3, 6, 24]))
+def test_a_sound_track_takes_turns_as_in_transformers(loaded: Loaded, frames: int, mel_frames: int, fps: float) -> None:
+    item = sounded(loaded.config, frames, mel_frames, fps)
+    names = {"video_token": "V", "audio_token": "A", "audio_bos_token": "", "audio_eos_token": ""}
+    processor = SimpleNamespace(video_processor=SimpleNamespace(merge_size=2), **names)
+    videos = {"video_grid_thw": np.array([item.grid]), "video_second_per_grid": [2 / fps]}
+    sounds = {"num_audio_tokens": [family.audio_item(loaded.config, mel_frames).num_tokens]}
+    replace = omni.Qwen3OmniMoeProcessor.replace_video_with_audio_token
+    expected = replace(processor, videos, 0, sounds, 0, position_id_per_seconds=loaded.config.positions_per_second)
+    assert "".join(part.num_tokens * part.kind[0].upper() for part in item.segments) == expected
+    assert item.num_tokens == len(expected) and fault_of(loaded.config, "video", item) == ""
+
+
+# sound ends first, pictures do, a rest that stays with the window before, patches closer than tokens of sound
+@pytest.mark.parametrize(
+    ("frames", "mel_frames", "fps"), [(12, 130, 2.0), (5, 1010, 2.0), (4, 870, 2.0), (9, 150, 6.5), (6, 400, 26.0)]
+)
+def test_logits_and_positions_of_a_video_with_its_sound_track(loaded: Loaded, frames: int, mel_frames: int, fps: float) -> None:
+    """Where temporal positions are whole numbers, as transformers'."""
+    prompt = prompt_with(loaded, 7, sounded(loaded.config, frames, mel_frames, fps), 5, media(loaded)["picture"], 9)
+    given = prompt.reference_inputs
+    with torch.inference_mode():
+        expected, delta = loaded.reference.model.get_rope_index(
+            given["input_ids"],
+            given["image_grid_thw"],
+            given["video_grid_thw"],
+            given["attention_mask"],
+            use_audio_in_video=True,
+            audio_seqlens=given["feature_attention_mask"].sum(1),
+            second_per_grids=given["video_second_per_grid"],
+        )
+        found, ours = family.positions(loaded.config, len(prompt.ids), prompt.spans)
+        assert found.tolist() == expected[:, 0].int().tolist() and ours == int(delta[0])
+        check_logits_in_cuts(loaded, loaded.reference, prompt, (50, 4096))
+
+
+def test_lies_about_runs_of_sound(loaded: Loaded) -> None:
+    config, item = loaded.config, sounded(loaded.config, 6, 400)
+    at = [number for number, part in enumerate(item.segments) if part.kind == "audio"]
+    first, start, end = item.segments[at[1]].details
+    for details in ((first, start - 1, end - 1), (800, start, end), (first, start), (1 << 30, start, end), ()):
+        segments = [*item.segments]
+        segments[at[1]] = msgspec.structs.replace(segments[at[1]], details=details)
+        assert fault_of(config, "video", msgspec.structs.replace(item, segments=segments)), details
+    last = msgspec.structs.replace(item.segments[at[-1]], details=(1 << 30, 0, 13))
+    assert fault_of(config, "video", msgspec.structs.replace(item, segments=[*item.segments[:-1], last]))
 
 
 def test_the_first_launches(loaded: Loaded) -> None:

@@ -19,8 +19,11 @@ def video_item(
     return media.video_item_of(rules, grid, rules.temporal_patch_size / rules.fps)
 
 
-def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
-    """Text after a medium continues one beyond the largest position of the medium's last segment on any axis."""
+def positions(
+    config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan], shares_fences: bool = True
+) -> tuple[NDArray[np.int64], int]:
+    """Text after a medium continues one beyond the largest position of the medium's last segment on any axis. ``shares_fences`` as in
+    ``fill_positions``."""
     assert config.vision is not None
     merge = config.vision.merge_size
 
@@ -34,4 +37,4 @@ def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) 
             return sum(part.num_tokens for part in item.segments if part.kind == "audio")
         return max(int(offsets[-1]), item.grid[1] // merge - 1, item.grid[2] // merge - 1) + 1
 
-    return media.fill_positions(num_tokens, spans, merge, temporal, advance)
+    return media.fill_positions(num_tokens, spans, merge, temporal, advance, shares_fences)

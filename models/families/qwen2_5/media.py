@@ -176,12 +176,13 @@ def fill_positions(
     merge_size: int,
     temporal: Callable[[ItemShape], NDArray[np.int64]],
     advance: Callable[[ItemShape, NDArray[np.int64]], int],
+    shares_fences: bool = True,
 ) -> tuple[NDArray[np.int64], int]:
     """Walk over a prompt. ``temporal(item)`` gives one temporal offset per temporal patch, ``advance(item, temporal)`` how far
     the position moves over a medium. Text and audio move by one per token on all axes.
 
-    A video and its sound track begin at the same position. The tokens that open and close the sound stand where their neighbours
-    outside, which open and close the video, stand already.
+    A video and its sound track begin at the same position. With ``shares_fences`` the tokens that open and close the sound stand where
+    their neighbours outside, which open and close the video, stand already.
     """
     positions = np.empty((3, num_tokens), np.int64)
     index = position = 0
@@ -190,7 +191,7 @@ def fill_positions(
             continue
         parts = span.shape.segments
         is_sound = np.repeat([part.kind == "audio" for part in parts], [part.num_tokens for part in parts])
-        num_fences = int(is_sound.any())
+        num_fences = int(shares_fences and is_sound.any())
         positions[:, index : span.start] = np.arange(position, position + span.start - index)
         positions[:, span.start - num_fences : span.start] -= 1
         position += span.start - index - num_fences

@@ -45,6 +45,7 @@ class SoundTower:
         self._up, self._project = Linear.of(weights, "audio.proj1"), Linear.of(weights, "audio.proj2")
 
     def encode(self, parts: Sequence[TowerInput], after_layer: AfterLayer | None = None) -> list[Tensor]:
+        """See ``Tower``. Of a run of a window, as Qwen3-Omni's ``details`` say it, the rows of its tokens."""
         mels = [torch.from_numpy(part.rows.view(np.float32).copy()) for part in parts]
         chunks = [[*torch.split(mel, self._chunk)] for mel in mels]
         hidden = self._convolved(chunks)
@@ -55,7 +56,8 @@ class SoundTower:
             layer(hidden, sequences)
             if after_layer is not None:
                 after_layer()
-        return list(torch.split(self._project(F.gelu(self._up(self._norm(hidden)))), rows))
+        found = torch.split(self._project(F.gelu(self._up(self._norm(hidden)))), rows)
+        return [its[slice(*(part.details[1:] or (None,)))] for part, its in zip(parts, found, strict=True)]
 
     def _batches(self, chunks: list[list[Tensor]]) -> Iterator[tuple[int, list[Tensor]]]:
         """Chunks of all clips in order, some at once, and how many mel frames the convolutions see of each."""

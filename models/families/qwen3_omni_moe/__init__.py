@@ -1,17 +1,20 @@
 """Qwen3-Omni's thinker: text, pictures, videos and sounds in, text out. As transformers' ``qwen3_omni_moe``: the decoder and the tower
 that sees are Qwen3-VL's with experts, the tower that hears is Qwen3-ASR's.
 
-A video together with its sound track is not taken: the two take turns by token, within what the tower hears at once. Positions of a
-video whose rate makes them fractions are rounded down.
+A video and its sound track take turns by token, within what the tower hears at once. Each run of sound is a segment with all of its
+window, and ``details``: the window's first mel frame, and the first and last + 1 of the run's tokens in it. So the tower hears a
+window once for each run. Positions of a video whose rate makes them fractions are rounded down.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
-from ....schema.media import ItemShape, MediaKind, SegmentShape
+from ....schema.media import ItemShape, MediaKind, MediaSpan, SegmentShape
 from ...architecture import LanguageConfig, ModelConfig
 from ...checkpoint.json_fields import CheckpointFiles, JsonObject
 from ...checkpoint.weight_specs import TensorSpec, language_specs
@@ -20,7 +23,6 @@ from ..experts import parse_experts
 from ..family import CheckpointRecipe, made_recipes
 from ..fields import max_positions, parse_attention, parse_decoder, parse_dtype, parse_eos
 from ..qwen2_5 import clocked, fields, media
-from ..qwen2_5.seeing import video_with_sound as video_with_sound
 from ..qwen2_5.tensors import canonical_name as common_name
 from ..qwen2_5.tensors import placed, renamed, vision_specs
 from ..qwen3 import seeing, sound
@@ -50,8 +52,7 @@ _NAMES = {
     ".merger_list.": ".deepstack_merger_list.",
 }
 
-positions, video_item = clocked.positions, clocked.video_item
-image_item, sample_frames = media.image_item, media.sample_frames
+video_item, image_item, sample_frames = clocked.video_item, media.image_item, media.sample_frames
 
 
 def parse_config(files: CheckpointFiles) -> ModelConfig:
@@ -77,6 +78,8 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
         image_token_id=config.integer("image_token_id", default=151655, least=0),
         video_token_id=config.integer("video_token_id", default=151656, least=0),
         audio_token_id=config.integer("audio_token_id", default=151646, least=0),
+        audio_start_token_id=config.integer("audio_start_token_id", default=151647, least=0),
+        audio_end_token_id=config.integer("audio_end_token_id", default=151648, least=0),
         positions_per_second=config.number("position_id_per_seconds", default=25),
     )
 
@@ -104,6 +107,35 @@ def audio_item(config: ModelConfig, num_frames: int) -> ItemShape:
     length = last.num_rows + rest
     joined = SegmentShape("audio", (length, 0, 0), length, last.row_bytes, sound.num_tokens(config.audio, length))
     return replace(item, segments=[*others, joined])
+
+
+def video_with_sound(config: ModelConfig, video: ItemShape, sound: ItemShape) -> ItemShape:
+    """Each temporal patch stands before the first token of sound that does not begin earlier; the longer of the two goes on alone."""
+    rules, (t, h, w) = media.vision_rules(config, "video"), video.grid
+    starts = np.arange(t) * video.second_per_grid_s * config.positions_per_second
+    before = np.minimum(np.ceil(starts), sound.num_tokens).astype(np.int64)  # tokens of sound before each patch
+    segments, at = list[SegmentShape](), 0
+    for number, count in zip(*np.unique(before, return_counts=True), strict=True):
+        segments += _runs(sound, at, int(number))
+        segments += media.video_segments(rules, (int(count), h, w))
+        at = int(number)
+    segments += _runs(sound, at, sound.num_tokens)
+    return replace(video, num_tokens=video.num_tokens + sound.num_tokens, segments=segments)
+
+
+def _runs(sound: ItemShape, first: int, end: int) -> Iterator[SegmentShape]:
+    """Tokens [first, end) of a sound: a segment of each window that has some."""
+    frames = tokens = 0
+    for window in sound.segments:
+        start, stop = max(first - tokens, 0), min(end - tokens, window.num_tokens)
+        if start < stop:
+            yield replace(window, num_tokens=stop - start, details=(frames, start, stop))
+        frames, tokens = frames + window.num_rows, tokens + window.num_tokens
+
+
+def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
+    """As Qwen2.5-Omni's, and each token that opens or closes a medium has a position of its own."""
+    return clocked.positions(config, num_tokens, spans, shares_fences=False)
 
 
 def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
