@@ -61,6 +61,7 @@ class _Fields:
         self.state_words = layout.add(rows, np.uint64)
         self.counts = layout.add(rows, np.uint64)
         self.ends = layout.add(rows, np.uint64)
+        self.first_times = layout.add((rows, 2), np.uint64)
         self.block_table = layout.add((rows, NUM_MEMBERS, max_pages), np.uint32)
         self.source_table = layout.add((rows, NUM_MEMBERS, max_pages), np.uint32)
         self.window_table = layout.add((rows, NUM_MEMBERS, max_pages), np.uint32)
@@ -83,8 +84,9 @@ class SequenceTable:
     which its prompt is prefilled, where that is another; ``window_table`` alike: pages of the pool of layers with a window, of which
     those before the window are of others by now; ``prompt`` [R, M, max_context] int32;
     written by decode: ``counts`` [R] (generation << 32 | committed ids), ``ends`` [R] (generation << 32 | EndCode) uint64;
-    ``ids`` [R, max_context] int32. ``logprobs`` are those of ids and prompts, ``vectors`` are pooled from prompts, where
-    somebody asks.
+    ``ids`` [R, max_context] int32;
+    written by prefill: ``first_times`` [R, 2] uint64: a generation, and when its first id was committed. ``logprobs`` are those of ids
+    and prompts, ``vectors`` are pooled from prompts, where somebody asks.
     """
 
     def __init__(self, segment: Segment, run: RunDirectory) -> None:
@@ -111,6 +113,7 @@ class SequenceTable:
         self.prompt: NDArray[np.int32] = segment.field(fields.prompt)
         self.counts: NDArray[np.uint64] = segment.field(fields.counts)
         self.ends: NDArray[np.uint64] = segment.field(fields.ends)
+        self.first_times: NDArray[np.uint64] = segment.field(fields.first_times)
         self.ids: NDArray[np.int32] = segment.field(fields.ids)
         self.logprobs = LogprobFile(run, self.max_context, writable=segment.writable)
         self.vectors = VectorFile(run, writable=segment.writable)
@@ -159,6 +162,7 @@ class SequenceTable:
         del self.generation, self.phases, self.owners, self.num_pages, self.num_source_pages, self.num_window_pages, self.prefilled
         del self.state_table, self.snapshot_page, self.log_page, self.source_states
         del self.block_table, self.source_table, self.window_table, self.prompt, self.counts, self.ends, self.ids
+        del self.first_times
         self.logprobs.close()
         self.vectors.close()
         self._segment.close()
@@ -326,6 +330,19 @@ class SequenceTable:
         counts += 1 if num_tokens is None else num_tokens
         self.counts[rows] = generations << 32 | counts.view(np.uint64)
         return counts
+
+    def note_first(self, rows: NDArray[Any], generations: NDArray[Any], now_ns: int) -> None:
+        """Say when the first ids of these rows are committed, in ns of CLOCK_MONOTONIC: before the commit."""
+        self.first_times[rows, 0] = 0
+        fence()
+        self.first_times[rows, 1] = now_ns
+        fence()
+        self.first_times[rows, 0] = generations
+
+    def first_token_ns(self, row: int, generation: int) -> int | None:
+        """When prefill committed the one id that the row has; None if there is another number of them, or decode did."""
+        of, at_ns = self.first_times[row].tolist()
+        return at_ns if of == generation and self.committed(row, generation) == 1 else None
 
     def set_end(self, row: int, generation: int, code: EndCode) -> None:
         """Say that decode appends nothing more to this generation of the row. After the last ``commit``."""

@@ -1,4 +1,7 @@
-"""The histograms of the times between tokens: one for each decode actor, which alone writes it, for as long as the run lasts.
+"""The histograms of the times between tokens: two for each decode actor, which alone writes them, for as long as the run lasts.
+
+Those between a first token that prefill drew and the second have one of their own. Such a time is a hand-over and up to two steps,
+however little prefill does: so it counts for observers, and not where the work beside decode is steered.
 
 Each count is a word of its own that only grows, so a reader never sees half of one, and a writer killed at any point leaves counts
 that the next generation continues.
@@ -17,7 +20,7 @@ _NUM_WORDS = NUM_BUCKETS + 1
 
 
 class StepGaps:
-    """Counts of gaps by bucket (``schema.gap_buckets``), and their sum, for each decode actor by its number."""
+    """Counts of gaps by bucket (``schema.gap_buckets``), and their sums, for each decode actor by its number."""
 
     def __init__(self, segment: Segment, decode: int) -> None:
         """Use ``create`` or ``attach``."""
@@ -28,8 +31,9 @@ class StepGaps:
             raise ValueError(f"there is no decode {decode} of {num_decodes}")
         self._segment = segment
         self._all = segment.field(field)
-        own = field.offset // 8 + decode * _NUM_WORDS
+        own = field.offset // 8 + decode * 2 * _NUM_WORDS
         self._own = segment.words[own : own + _NUM_WORDS]
+        self._first = segment.words[own + _NUM_WORDS : own + 2 * _NUM_WORDS]
 
     @classmethod
     def create(cls, run: RunDirectory, num_decodes: int) -> Self:
@@ -45,6 +49,7 @@ class StepGaps:
     def close(self) -> None:
         """Unmap."""
         self._own.release()
+        self._first.release()
         del self._all
         self._segment.close()
 
@@ -53,23 +58,33 @@ class StepGaps:
         self._own[bucket_of(gap_ns)] += count
         self._own[NUM_BUCKETS] += gap_ns * count
 
+    def add_first(self, gap_ns: int, count: int) -> None:
+        """Count gaps behind a first token that prefill drew. Its decode actor only."""
+        self._first[bucket_of(gap_ns)] += count
+        self._first[NUM_BUCKETS] += gap_ns * count
+
     def read(self) -> list[int]:
         """Return the counts of all by bucket, since the run began."""
-        counts: list[int] = self._all[:, :NUM_BUCKETS].sum(axis=0).tolist()
+        counts: list[int] = self._all[..., :NUM_BUCKETS].sum(axis=(0, 1)).tolist()
+        return counts
+
+    def read_of_steps(self) -> list[int]:
+        """Return the same, without the gaps behind first tokens that prefill drew."""
+        counts: list[int] = self._all[:, 0, :NUM_BUCKETS].sum(axis=0).tolist()
         return counts
 
     def read_each(self) -> list[list[int]]:
         """Return the counts of each decode actor by bucket, by its number."""
-        counts: list[list[int]] = self._all[:, :NUM_BUCKETS].tolist()
+        counts: list[list[int]] = self._all[..., :NUM_BUCKETS].sum(axis=1).tolist()
         return counts
 
     @property
     def sum_s(self) -> float:
         """The sum of all gaps."""
-        return float(self._all[:, NUM_BUCKETS].sum()) / 1e9
+        return float(self._all[..., NUM_BUCKETS].sum()) / 1e9
 
 
 def _layout(num_decodes: int) -> tuple[Field, int]:
-    """(counts and sum of each, bytes of the segment)."""
+    """(counts and sum of both of each, bytes of the segment)."""
     layout = Layout()
-    return layout.add((num_decodes, _NUM_WORDS), np.uint64), layout.num_bytes
+    return layout.add((num_decodes, 2, _NUM_WORDS), np.uint64), layout.num_bytes

@@ -277,7 +277,7 @@ class Serving:
             new_ids = self._io.ids(self._controller.wanted_ids(progress))
             gone = self._outages.gone(self._controller.unanswering(), now)
             self._controller.set_absent(self._outages.absent(self._controller.twins(), now))
-            effects = self._controller.tick(now, progress, new_ids, self._io.gaps.read(), gone)
+            effects = self._controller.tick(now, progress, new_ids, self._io.gaps.read_of_steps(), gone)
             self._perform(effects)
             self._flush()
             self._flight.tick(began_ns, len(effects))

@@ -50,6 +50,7 @@ class FirstTokens:
         tokens_N = drawn.tokens.numpy()
         end_N = self._drawing.ends(batch, drawn, tokens_N)
         some_N = end_N < EndCode.ERROR
+        self._table.note_first(batch.row_N[some_N], batch.generation_N[some_N], time.monotonic_ns())
         self._table.commit(batch.row_N[some_N], batch.generation_N[some_N], tokens_N[some_N])
         for index in np.flatnonzero(end_N).tolist():
             self._table.set_end(int(batch.row_N[index]), int(batch.generation_N[index]), EndCode(end_N[index]))

@@ -125,7 +125,7 @@ class Decoding:
         self._table = table
         self._number = number_of(actor.name)
         self._running = running
-        self._gaps = GapCounter(gaps.add)
+        self._gaps = GapCounter(gaps.add, gaps.add_first)
         self._bell = bell
         self._scan_at_s = 0.0
         self._num_steps = 0
@@ -267,7 +267,8 @@ class Decoding:
     def _add(self, row: int, generation: int, now_s: float) -> None:
         """Add a row. One that cannot be added ends: it must not end this process again and again."""
         try:
-            self._running.add(row, generation, now_s)
+            if self._running.add(row, generation, now_s):
+                self._gaps.joined(row, self._table.first_token_ns(row, generation))
         except Exception as error:
             code = EndCode.GRAMMAR if isinstance(error, GrammarError) else EndCode.ERROR
             log.error("row %d cannot be decoded and ends", row, exc_info=error)

@@ -141,36 +141,37 @@ class RunningSet:
             if 0 < member.spec.generation.deadline_s <= now_s:
                 self.remove(member.row, member.generation)
 
-    def add(self, row: int, generation: int, now_s: float = 0.0) -> None:
+    def add(self, row: int, generation: int, now_s: float = 0.0) -> bool:
         """Add a row unless it is a member already, has ended, is late, has another generation by now, or its grammar is not ready.
 
-        It continues after the committed ids.
+        It continues after the committed ids. Returns whether it is a new member.
         Raises: GrammarError for a grammar that does not compile, or does not allow these.
         """
         member = self._members.get(row)
         if member is not None and member.generation == generation:
-            return
+            return False
         if self._table.end(row, generation) != EndCode.NONE:
-            return
+            return False
         try:
             spec = decode_sequence_spec(self._table.read_spec(row, generation))
         except StaleRow:
-            return
+            return False
         if 0 < spec.generation.deadline_s <= now_s:
-            return
+            return False
         count = self._table.committed(row, generation)
         matcher = self._begin_grammar(spec)
         if matcher is None and spec.generation.sampling.grammar:
-            return
+            return False
         if matcher is not None:
             matcher.follow(self._table.ids[row, :count].tolist())
             matcher.check()
         if (code := self._end_of(row, spec, count, matcher)) != EndCode.NONE:
             self._table.set_end(row, generation, code)  # the process that committed its last token died before it set the end
-            return
+            return False
         _, delta = family_of(self._config).positions(self._config, spec.num_prompt_tokens, spec.spans)
         self._keep_counts()
         self._members[row] = Member(row, generation, spec, delta, count, matcher)
+        return True
 
     def remove(self, row: int, generation: int) -> None:
         """Remove a row; does nothing if this generation of it is not a member."""

@@ -88,6 +88,18 @@ def test_each_decode_counts_for_itself_and_all_are_read_together(run):
         StepGaps.attach(run, 3)
 
 
+def test_gaps_behind_first_tokens_count_for_observers_alone(run):
+    writer = StepGaps.create(run, 2)
+    other = StepGaps.attach(run, 1)
+    other.add(50_000_000, 2)
+    other.add_first(90_000_000, 1)
+    assert writer.read() == counted([50_000_000] * 2 + [90_000_000]) and writer.sum_s == pytest.approx(0.19)
+    assert writer.read_of_steps() == counted([50_000_000] * 2)
+    assert writer.read_each() == [counted([]), writer.read()]
+    for words in (writer, other):
+        words.close()
+
+
 def test_a_run_without_the_words(run):
     with pytest.raises(MissingError, match="gaps"):
         StepGaps.attach(run)

@@ -1,5 +1,6 @@
 """First tokens that prefill draws: they are those that decode draws, and decode goes on behind them."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,11 +55,13 @@ def test_answers_are_those_of_decode_alone(bench: Bench) -> None:
     first, *others = rows.values()
     for row in rows.values():
         bench.grant_all(row)
+    began_ns = time.monotonic_ns()
     execute(bench, first)
     execute(bench, *others)
     execute(bench, *rows.values())
     for name, row in rows.items():
         assert bench.committed(row) == expected[name][0][:1], name
+        assert began_ns <= (bench.table.first_token_ns(*row.place) or 0) <= time.monotonic_ns()
         bench.to_decode(row)
     bench.run_to_end()
     assert {name: answer(bench, row) for name, row in rows.items()} == expected

@@ -6,9 +6,18 @@ from hypothesis import strategies as st
 from mmrt.actors.decode.gap_counter import GapCounter
 
 
+def counter_of(found: list[tuple[int, int]]) -> GapCounter:
+    """One that sees no first tokens of prefill."""
+
+    def never(gap_ns: int, count: int) -> None:
+        raise AssertionError("nobody joined behind a first token")
+
+    return GapCounter(lambda gap_ns, count: found.append((gap_ns, count)), never)
+
+
 def gaps_of(*steps: tuple[list[int], set[int], int]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
-    counter = GapCounter(lambda gap_ns, count: found.append((gap_ns, count)))
+    counter = counter_of(found)
     for rows, members, now_ns in steps:
         counter.committed(rows, members, now_ns)
     return found
@@ -20,7 +29,7 @@ def test_the_same_members_step_after_step() -> None:
 
 def test_tokens_of_one_step_share_its_time() -> None:
     found: list[tuple[int, int]] = []
-    counter = GapCounter(lambda gap_ns, count: found.append((gap_ns, count)))
+    counter = counter_of(found)
     counter.committed([1, 2, 3], {1, 2, 3}, 100, [1, 1, 1])
     counter.committed([1, 2, 3], {1, 2}, 160, [3, 1, 0])
     counter.committed([1, 2], {1, 2}, 200, [2, 2])
@@ -38,7 +47,7 @@ def test_who_waits_for_pages_meanwhile_has_a_long_gap() -> None:
 def test_a_row_that_leaves_between_two_steps_makes_no_gap_when_it_comes_back() -> None:
     """Its row may be another request's by then; and nobody stepped meanwhile, so its absence does not show in a step."""
     found: list[tuple[int, int]] = []
-    counter = GapCounter(lambda gap_ns, count: found.append((gap_ns, count)))
+    counter = counter_of(found)
     counter.committed([1], {1}, 100)
     counter.left(1)
     counter.committed([1], {1}, 9000)
@@ -48,6 +57,21 @@ def test_a_row_that_leaves_between_two_steps_makes_no_gap_when_it_comes_back() -
     counter.left(5)
     counter.committed([1, 2], {1, 2}, 9090)
     assert found == [(30, 1), (30, 1), (30, 1)]
+
+
+def test_the_gap_behind_a_first_token_of_prefill_counts_apart() -> None:
+    """Once, however often the row waits for pages; not that of who left before the step, nor of the row's next owner."""
+    found: list[tuple[int, int]] = []
+    first: list[tuple[int, int]] = []
+    counter = GapCounter(lambda gap_ns, count: found.append((gap_ns, count)), lambda gap_ns, count: first.append((gap_ns, count)))
+    for row in (1, 2, 3, 4):
+        counter.joined(row, 90)
+    counter.left(3)
+    counter.committed([1], {1, 2}, 100)
+    counter.joined(4, None)
+    counter.committed([1, 2, 4], {1, 2, 4}, 130, [1, 2, 1])
+    counter.committed([1, 2, 4], {1, 2, 4}, 150)
+    assert first == [(10, 1), (20, 2)] and found == [(30, 1), (20, 3)]
 
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5)), st.integers(1, 50)), max_size=20))

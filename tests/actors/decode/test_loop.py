@@ -4,6 +4,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mmrt.actors.decode.grammar_compiler import GrammarCompiler
@@ -40,7 +41,8 @@ def serve(
     compiler: GrammarCompiler | None = None,
     name: str = "decode",
 ) -> FakeActor:
-    bench.run.segment_path("actors").unlink(missing_ok=True)
+    for segment in ("actors", f"flight-{name}"):
+        bench.run.segment_path(segment).unlink(missing_ok=True)
     actor = FakeActor(bench.run, name, script)  # type: ignore[arg-type]
     actor.become_active()
     actor.death = death
@@ -99,6 +101,25 @@ def test_admit_counts_only_for_a_row_in_decode(counting: Bench) -> None:
 
     serve(counting, [], start, [Admit(1, *early.place), Admit(1, *late.place), Admit(1, 1, late.generation + 1)], [])
     assert counting.committed(early) == [] and counting.committed(late) == [11, 12]
+
+
+def test_the_gap_behind_a_first_token_of_prefill_is_counted_once_by_whoever_ends_it(counting: Bench) -> None:
+    """Not that of a row whose first token decode drew, though the row before it had one of prefill; nor again after a restart."""
+    earlier = placed(counting, 1, phase=Phase.PREPARE)
+    counting.table.note_first(np.array([1]), np.array([earlier.generation]), 5)
+    counting.table.set_phase(1, Phase.FREE)
+    row, other = placed(counting), placed(counting, 1)
+    began_ns = time.monotonic_ns()
+    for one in (row, other):
+        counting.table.commit(np.array([one.row]), np.array([one.generation]), np.array([11]))
+    counting.table.note_first(np.array([0]), np.array([row.generation]), began_ns)
+    for num_steps in (3, 2):
+        counting.new_running_set()
+        serve(counting, *turns(num_steps))
+    longest_ns = time.monotonic_ns() - began_ns
+    assert counting.committed(row) == counting.committed(other) == [11, 12, 13, 14, 15, 16]
+    each, of_steps = counting.gaps.read(), counting.gaps.read_of_steps()
+    assert sum(of_steps) == 6 and sum(each) == 7 and 1e9 * counting.gaps.sum_s <= 7 * longest_ns
 
 
 @both_ways
