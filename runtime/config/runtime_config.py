@@ -28,7 +28,7 @@ from ..stage_table import (
 )
 from .errors import explain, refuse_excess, refuse_unknown
 from .otlp_endpoint import otlp_url
-from .presets import PRESETS
+from .presets import PRESETS, has_same_kinds
 from .sections import (
     FLOAT32_WEIGHTS,
     POLICY_NAMES,
@@ -301,16 +301,21 @@ def _check_weights(model: ModelSection) -> None:
 
 
 def _with_preset(config: RuntimeConfig) -> RuntimeConfig:
-    """Set what the preset says. Raises ConfigError for a key with another value than the default's and the preset's."""
+    """Set what the preset says. Raises ConfigError for a key with another value than the default's and the preset's; a layout may
+    have other numbers of its processes."""
     if not (name := config.scheduling.preset):
         return config
     data, defaults = to_data(config), to_data(RuntimeConfig())
     for key, value in (PRESETS[name].fixed | PRESETS[name].defaults).items():
         section, _, field = key.partition(".")
-        if data[section][field] == defaults[section][field]:
+        configured = data[section][field]
+        if configured == defaults[section][field]:
             data[section][field] = value
-        elif key in PRESETS[name].fixed and data[section][field] != value:
-            raise ConfigError(f"{key} = {show(data[section][field])}: scheduling.preset = {show(name)} needs {show(value)}")
+        elif key in PRESETS[name].fixed and configured != value:
+            if key == "actors.layout" and has_same_kinds(str(configured), str(value)):
+                continue
+            more = ", or more of its processes" if key == "actors.layout" else ""
+            raise ConfigError(f"{key} = {show(configured)}: scheduling.preset = {show(name)} needs {show(value)}{more}")
     return msgspec.convert(data, RuntimeConfig)
 
 

@@ -17,6 +17,22 @@ WORK = ("encode", "prefill", "step")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("preset", "layout"), [("monolithic", "2EPD"), ("split", "2EP+2D")])
+def test_several_instances_of_a_baseline_share_the_work(
+    launch: Callable[..., Server], oracle: Oracle, preset: str, layout: str
+) -> None:
+    """TI16: each engine has its share, in turn."""
+    settings = f'[scheduling]\npreset = "{preset}"\nrouting = "round_robin"\n[actors]\nlayout = "{layout}"\n'
+    server = launch(settings=settings)
+    for seed in range(4):
+        pixels = picture(seed, 56, 56)
+        check(server, oracle, [image_part(pixels), text("What is it?")], Media(images=[pixels]))
+    steps = {actor["name"]: actor["steps"] for actor in server.status()["actors"]}
+    assert all(steps[name] for name in ("encoder", "encoder.1", "prefill", "prefill.1", "decode", "decode.1")), steps
+    server.down()
+
+
+@pytest.mark.slow
 def test_a_monolithic_run_does_one_thing_at_a_time(launch: Callable[..., Server], oracle: Oracle) -> None:
     server = launch(settings='[scheduling]\npreset = "monolithic"\n')
     pixels = picture(3, 56, 56)

@@ -287,6 +287,9 @@ def test_a_preset_sets_what_is_not_configured_otherwise() -> None:
     config = parse_config('[scheduling]\npreset = "split"\nprefill_budget_tokens = 512\n')
     assert (config.actors.layout, config.scheduling.policy, config.scheduling.prefill_budget_tokens) == ("EP+D", "split", 512)
 
+    config = parse_config('[scheduling]\npreset = "split"\n[actors]\nlayout = "2V+2EP+3D"\n')
+    assert (config.actors.layout, config.scheduling.policy, config.actors.turns) == ("2V+2EP+3D", "split", "off"), "several instances"
+
 
 def test_every_preset_can_be_named() -> None:
     assert {"", *PRESETS} == set(get_args(get_type_hints(SchedulingSection)["preset"]))

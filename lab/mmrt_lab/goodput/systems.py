@@ -37,16 +37,14 @@ def configure(name: str, base: RuntimeConfig, objective: Objective) -> RuntimeCo
     data = to_data(base)
     data["slo"] = objective.sections
     if policy in PRESETS:
-        if layout:
-            raise ConfigError(f"{name}: the preset {policy} has the layout {PRESETS[policy].fixed['actors.layout']}")
         data["scheduling"]["preset"] = policy
         for key in PRESETS[policy].fixed:
             section, _, field = key.partition(".")
             del data[section][field]
     else:
         data["scheduling"]["policy"] = str(Path(policy).absolute()) if is_policy_file(policy) else policy
-        if layout:
-            data["actors"]["layout"] = layout
+    if layout:
+        data["actors"]["layout"] = layout
     try:
         return convert_config(data)
     except ConfigError as error:
