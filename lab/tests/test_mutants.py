@@ -272,8 +272,14 @@ MECHANISMS = {  # by their ids
     ),
     "CW2": Mutant(
         f"{SCHEDULING}/weighted.py",
-        "limits.prefill_tokens - view.num_decode_tokens)",
-        "limits.prefill_tokens)",
+        "budget - view.num_decode_tokens)",
+        "budget)",
+        "tests/runtime/controller/test_policy_texts.py",
+    ),
+    "CW4": Mutant(
+        f"{SCHEDULING}/weighted.py",
+        "min(self._chunk_tokens, limits.max_prefill_tokens)",
+        "limits.prefill_tokens",
         "tests/runtime/controller/test_policy_texts.py",
     ),
     "PC1": Mutant(

@@ -29,9 +29,11 @@ class Weighted:
     name = "weighted"
     ages = False
 
-    def __init__(self, row_weight: float | None = None) -> None:
-        """``row_weight``: effective tokens of a patch row, 0 for an encoder with a device of its own; as measured if it is None."""
+    def __init__(self, row_weight: float | None = None, chunk_tokens: int | None = None) -> None:
+        """``row_weight``: effective tokens of a patch row, 0 for an encoder with a device of its own; as measured if it is None.
+        ``chunk_tokens``: the budget in effective tokens (CW4); the run's own if it is None."""
         self._row_weight = row_weight
+        self._chunk_tokens = chunk_tokens
 
     def rank(self, request: Candidate, facts: Facts) -> Rank:
         """Rank by arrival, a video later by its objective (PC2)."""
@@ -44,7 +46,8 @@ class Weighted:
         takes_turns = view.num_decoding > 0
         if takes_turns and not free_turns(view):
             return StepPlan(analyse, preprocess), memory
-        left = max(min(LEAST_TOKENS, limits.prefill_tokens), limits.prefill_tokens - view.num_decode_tokens)
+        budget = limits.prefill_tokens if self._chunk_tokens is None else min(self._chunk_tokens, limits.max_prefill_tokens)
+        left = max(min(LEAST_TOKENS, budget), budget - view.num_decode_tokens)
         order = sorted(view.requests, key=lambda request: not request.is_partial or is_deferred(request, view.now))
         prefill = self._prefill(view, order, left)
         encode = self._encode(view, order, limits, left if takes_turns else left - prefill.num_tokens)

@@ -235,6 +235,13 @@ def test_weighted_cuts_a_video_into_chunks_of_the_budget() -> None:
     assert starts == [0, 2048, 4096, 6144]
 
 
+def test_weighted_takes_a_budget_of_its_own() -> None:
+    """CW4: the run's budget is 2048, and a plan has 4096 at most. Decode is paid first."""
+    limits, long = StepLimits(2048, 8192, 4096, 8192), request(1, 7680)
+    assert chunks(plan(Weighted(chunk_tokens=256), long, limits=limits, num_decoding=8, num_decode_tokens=8)) == [(1, 0, 248)]
+    assert chunks(plan(Weighted(chunk_tokens=8192), long, limits=limits)) == [(1, 0, 4096)]
+
+
 def test_weighted_does_not_prefill_a_video_for_the_price_of_its_text() -> None:
     """CW1 mended: of an unencoded one the text before it is prefilled, and no more."""
     video = request(3, 30, target=7710, kind="video", rows=(30720,))

@@ -1,0 +1,5 @@
+"""``weighted`` with a budget of 64 effective tokens (CW4, US10)."""
+
+from mmrt.runtime.controller.scheduling.weighted import Weighted
+
+policy = Weighted(chunk_tokens=64)
