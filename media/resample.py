@@ -3,6 +3,9 @@
 swresample does it, with a longer filter than its default: aliases and images lie 99 dB and more below the sound (soxr, which
 librosa takes: 130 dB; the default: 9 dB just above half the rate), and up to 0.456 of the lower rate nothing is lost (at 16 kHz:
 7.3 kHz). FFmpeg's soxr engine is not built into PyAV's wheels.
+
+torchaudio is not used where it is installed either: from 2.9 on its decoding is TorchCodec's (its documentation says so), which is
+FFmpeg again, and a second resampler would give other samples on machines that have it.
 """
 
 import math
