@@ -2,7 +2,8 @@
 
 Starts runs with the null model, lets some streams run in each, and sends all other requests at one moment, from a process of its own.
 What a client sees is measured: when first texts come, how long the streams under way are silent, tokens per second; and what a request
-costs each process, beyond what the streams cost it before. With ``--beside`` a second installation of mmrt is measured in turns.
+costs each process, beyond what the streams cost it before. With ``--beside`` a second installation of mmrt is measured in turns, and
+with ``--rate`` requests come one after the other. Without streams (``--streams 0``) processor time holds nothing but the requests.
 """
 
 import argparse
@@ -60,6 +61,7 @@ class BurstBench(msgspec.Struct, frozen=True, kw_only=True):
     environment: Environment
     num_requests: int
     num_streams: int
+    rate: float
     bursts: list[Burst]
 
 
@@ -68,15 +70,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="mmrt bench burst", description="Many requests at once beside streams under way.")
     add = parser.add_argument
     add("--requests", type=int, default=1000, help="at once (%(default)s)")
-    add("--streams", type=int, default=32, help="under way (%(default)s)")
+    add(
+        "--rate",
+        type=float,
+        default=0.0,
+        help="requests per second, whether or not others have been answered; 0: at once (%(default)s)",
+    )
+    add("--streams", type=int, default=32, help="under way; with 0 processor time is steadiest (%(default)s)")
     add("--tokens", type=int, default=16, help="of each request (%(default)s)")
     add("--step-ms", type=float, default=10.0, help="step time of the null model (%(default)s)")
     add("--rounds", type=int, default=3, help="bursts of each state, in turns (%(default)s)")
     add("--beside", type=Path, metavar="PYTHON", help="of an environment with another mmrt")
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
     options = parser.parse_args(argv)
-    if min(options.requests, options.streams, options.tokens, options.rounds) < 1 or options.step_ms < 0:
-        parser.error("--requests, --streams, --tokens and --rounds must be at least 1, --step-ms at least 0")
+    if min(options.requests, options.tokens, options.rounds) < 1 or min(options.step_ms, options.rate, options.streams) < 0:
+        parser.error("--requests, --tokens and --rounds must be at least 1, --step-ms, --rate and --streams at least 0")
     bench = run_bench("burst", options.json, (BenchError, OwnRunError, OSError), lambda console: measure(console, options), show)
     return 1 if bench is None or any(burst.num_failed for burst in bench.bursts) else 0
 
@@ -98,7 +106,8 @@ def measure(console: Console, options: argparse.Namespace) -> BurstBench:
                         bursts.append(runner.run(_burst(run, state, options, senders)))
                 finally:
                     run.down()
-    return BurstBench(environment=environment, num_requests=options.requests, num_streams=options.streams, bursts=bursts)
+    sizes = {"num_requests": options.requests, "num_streams": options.streams}
+    return BurstBench(environment=environment, rate=options.rate, bursts=bursts, **sizes)
 
 
 def _config(run: OwnRun, options: argparse.Namespace) -> RuntimeConfig:
@@ -120,7 +129,7 @@ async def _burst(run: OwnRun, state: str, options: argparse.Namespace, senders: 
     await asyncio.sleep(_CALM_S)
     began = _Used.read(processes)
     body = make_bodies(1, options.tokens)[0]
-    records = await loop.run_in_executor(senders, send, report.endpoint, body, options.requests)
+    records = await loop.run_in_executor(senders, send, report.endpoint, body, options.requests, options.rate)
     load = os.getloadavg()[0]
     ended = _Used.read(processes)
     for stream in streams:
@@ -144,11 +153,16 @@ async def _burst(run: OwnRun, state: str, options: argparse.Namespace, senders: 
     )
 
 
-def send(url: str, body: bytes, number: int) -> list[Record]:
-    """Send so many requests at once, and return their records. Runs in a process of its own."""
+def send(url: str, body: bytes, number: int, rate: float) -> list[Record]:
+    """Send so many requests, ``rate`` each second (0: at once), and return their records. Runs in a process of its own."""
+
+    async def one(delay_s: float) -> list[RawStream]:
+        await asyncio.sleep(delay_s)
+        return await open_streams(url, [body])
 
     async def all_of_them() -> list[Record]:
-        streams = [stream for some in await asyncio.gather(*(open_streams(url, [body]) for _ in range(number))) for stream in some]
+        delays_s = [index / rate if rate else 0.0 for index in range(number)]
+        streams = [stream for some in await asyncio.gather(*map(one, delays_s)) for stream in some]
         await _ended(streams)
         return [stream.record(index) for index, stream in enumerate(streams)]
 
@@ -187,7 +201,7 @@ def _costs(calm: _Used, began: _Used, ended: _Used, number: int) -> dict[str, fl
 
 def _longest(records: Sequence[Record], start_s: float, end_s: float) -> float:
     """Return the longest time between two chunks of a stream within these times, a time that is not over included."""
-    longest = 0.0
+    longest = 0.0  # of no stream
     for record in records:
         times = [start_s, *(chunk.time_s for chunk in record.chunks if start_s < chunk.time_s < end_s), end_s]
         longest = max(longest, *(after - before for before, after in zip(times, times[1:], strict=False)))
@@ -214,12 +228,13 @@ def show(console: Console, bench: BurstBench) -> None:
         line("tokens/s", lambda burst: burst.tokens_per_s, 1.0),
         line("load average", lambda burst: burst.load, 1.0, 1),
     ]
-    title = f"{bench.num_requests} requests at once beside {bench.num_streams} streams"
+    title = f"{bench.num_requests} requests {f'at {bench.rate:g}/s' if bench.rate else 'at once'} beside {bench.num_streams} streams"
     show_table(console, title, ["each burst", *states], rows)
     names = sorted({name for burst in bench.bursts for name in burst.cost_s})
-    costs = [[name, *(f"{_median(of[state], name) * 1000:.2f}" for state in states)] for name in names]
-    show_table(console, "processor time of a request", ["ms, median", *states], costs)
+    costs = [[name, *(_median_and_spread(of[state], name) for state in states)] for name in names]
+    show_table(console, "processor time of a request", ["ms: median (least to most)", *states], costs)
 
 
-def _median(bursts: Sequence[Burst], name: str) -> float:
-    return statistics.median(burst.cost_s.get(name, 0.0) for burst in bursts)
+def _median_and_spread(bursts: Sequence[Burst], name: str) -> str:
+    costs_ms = [burst.cost_s.get(name, 0.0) * 1000 for burst in bursts]
+    return f"{statistics.median(costs_ms):.2f} ({min(costs_ms):.2f} to {max(costs_ms):.2f})"
