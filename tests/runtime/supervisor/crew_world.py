@@ -402,7 +402,8 @@ class World:
         """Ask as ``mmrt`` does: an answer or a refusal comes in time."""
         answer, began_s = asyncio.create_task(self.commands.answer(request, CLI_PID)), now_s()
         await asyncio.wait({answer}, timeout=limit_s)
-        if not answer.done() and self.paused_until_s > began_s:
+        while not answer.done() and self.paused_until_s > began_s:  # once more for each pause
+            began_s = max(now_s(), self.paused_until_s)
             await asyncio.wait({answer}, timeout=limit_s + SLACK_S)
         self.expect(answer.done(), f"{request} is answered within {limit_s} s")
         try:
@@ -438,7 +439,8 @@ class World:
 
     def kill(self, name: str) -> None:
         """Somebody kills a process of an actor."""
-        living = [one for one in self.alive(self.crew.actors[name]) if not one.is_debugger]
+        actor = self.crew.actors.get(name)  # None: it left the run just now
+        living = [] if actor is None else [one for one in self.alive(actor) if not one.is_debugger]
         if living:
             victim = self.random.choice(living)
             victim.is_killed_from_outside = victim.is_killed_from_outside or not victim.is_killed_by_us
