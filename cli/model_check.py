@@ -11,7 +11,7 @@ from ..models.architecture import ModelConfig, WeightFormat
 from ..models.checkpoint.files import files_of_tensors, missing_files
 from ..models.checkpoint.json_fields import CheckpointFiles
 from ..models.checkpoint.weights import FoundWeights, check_weights
-from ..models.config import weight_bytes
+from ..models.config import facts_of, weight_bytes
 from ..models.errors import CheckpointError
 from ..models.families.registry import family_of
 from ..models.gguf.made import unused_towers
@@ -24,6 +24,7 @@ from ..runtime.errors import ConfigError
 from ..runtime.pools import is_kv_pool
 from ..runtime.process.host_room import read_host_room
 from ..runtime.process.memory_layout import MemoryLayout
+from ..runtime.process.pool_sizes import saves_by_windows
 from ..runtime.process.run import fit_to_machine
 from ..serving.card import Card
 from .checkpoints import checkpoint_of
@@ -181,7 +182,9 @@ def _add_memory(report: Report, plan: Plan, model: ModelConfig, memory_bytes: in
     if layout.has_windows:
         apart = layout.pools["window"].page_bytes / layout.kv_page_tokens
         report.add("", f"of these {apart / 1024:.1f} KiB for the last {model.language.window} tokens of a request alone")
-    elif model.window_page_bytes(layout.kv_page_tokens) and (plan.config.cache.dir or plan.config.num_kv_pools > 1):
+    elif saves_by_windows(plan.config, facts_of(model, layout.kv_page_tokens)) and (
+        plan.config.cache.dir or plan.config.num_kv_pools > 1
+    ):
         why = "cache.dir saves" if plan.config.cache.dir else "several devices copy"
         report.add("", f"for all tokens, also in layers that read {model.language.window} alone: {why} whole pages; less without")
     for name, text in _rows(layout, model.max_context, model.language.window):

@@ -198,7 +198,8 @@ async def stream_chat(session: aiohttp.ClientSession, url: str, body: bytes, rec
     reader = StreamReader(record)
     record.sent_s = time.monotonic()
     try:
-        async with await _post(session, f"{url}/v1/chat/completions", body) as response:
+        # As a file: of bytes aiohttp warns from a MiB on.
+        async with session.post(f"{url}/v1/chat/completions", data=io.BytesIO(body)) as response:
             if response.status != 200:
                 record.error = f"HTTP {response.status}: {_excerpt(await response.read())}"
                 return ""
@@ -217,17 +218,6 @@ async def stream_chat(session: aiohttp.ClientSession, url: str, body: bytes, rec
     finally:
         record.end_s = record.end_s or time.monotonic()
     return "".join(reader.texts)
-
-
-async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> aiohttp.ClientResponse:
-    """Send a body. A server may close a kept connection that is to serve again (llama.cpp's does after a stream): then nothing has
-    been sent, and another connection is taken. Raises: aiohttp.ClientError; TimeoutError; OSError."""
-    while True:
-        try:
-            return await session.post(url, data=io.BytesIO(body))  # as a file: of bytes aiohttp warns from a MiB on
-        except aiohttp.ClientOSError as error:
-            if not isinstance(error.__cause__, aiohttp.ClientConnectionResetError):
-                raise
 
 
 async def _read_events(response: aiohttp.ClientResponse, reader: StreamReader) -> None:

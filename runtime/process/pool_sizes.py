@@ -58,8 +58,12 @@ class PoolSizes(NamedTuple):
 def has_windows_apart(config: RuntimeConfig, facts: ModelFacts) -> bool:
     """Return whether layers with a window get pages of their own: where a context is longer than such a row needs, and no pages go
     to other pools or to files."""
-    is_worth_it = 0 < facts.window_page_bytes and _window_row(config, facts) < facts.max_context
-    return is_worth_it and config.num_kv_pools == 1 and not config.model.on_cuda and not config.cache.dir
+    return saves_by_windows(config, facts) and config.num_kv_pools == 1 and not config.model.on_cuda and not config.cache.dir
+
+
+def saves_by_windows(config: RuntimeConfig, facts: ModelFacts) -> bool:
+    """Return whether a context is longer than what a row needs of pages of windows."""
+    return 0 < facts.window_page_bytes and _window_row(config, facts) < facts.max_context
 
 
 def _window_row(config: RuntimeConfig, facts: ModelFacts) -> int:
@@ -78,10 +82,10 @@ def window_pool_tokens(config: RuntimeConfig, facts: ModelFacts, kv_tokens: int,
 
 def _kv_places(config: RuntimeConfig, facts: ModelFacts, window_tokens: int, num_rows: int) -> int:
     """Return the tokens of a KV pool whose pages hold nothing, since all layers have a window: contexts of as many rows as have room in
-    the pool of windows. They keep places and keys."""
+    the pool of windows, two for each row, which may be a guidance pair, and no fewer than that pool. They keep places and keys."""
     if window_tokens < _window_row(config, facts):
         return window_tokens
-    return min(num_rows * facts.max_context, window_tokens * facts.max_context // facts.window_tokens)
+    return max(window_tokens, min(2 * num_rows * facts.max_context, window_tokens * facts.max_context // facts.window_tokens))
 
 
 def size_for_host(config: RuntimeConfig, facts: ModelFacts, room: HostRoom | None, num_rows: int) -> PoolSizes:

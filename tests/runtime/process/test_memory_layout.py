@@ -184,7 +184,11 @@ def test_where_all_layers_have_a_window_kv_pages_are_places_alone() -> None:
     pair = 2 * 4096 + 4096 + 8 * 16
     assert [tokens for _, tokens, _ in pools(40, f"[memory]\nkv_tokens = {pair}\n")] == [8 * pair, pair]
     assert [tokens for _, tokens, _ in pools(40, f"[memory]\nkv_tokens = {pair - 16}\n")] == [pair - 16] * 2, "a row could not go on"
-    assert [tokens for _, tokens, _ in pools(40, "[memory]\nkv_tokens = 32768\nmax_sequences = 2\n")] == [65536, 32768]
+    assert [tokens for _, tokens, _ in pools(40, "[memory]\nkv_tokens = 32768\nmax_sequences = 2\n")] == [131072, 32768]
+    assert [tokens for _, tokens, _ in pools(40, "[memory]\nkv_tokens = 65536\nmax_sequences = 1\n")] == [65536] * 2, "one pair"
+    for num_rows in (1, 2, 30):
+        places, held = (tokens for _, tokens, _ in pools(128, f"[memory]\nmax_sequences = {num_rows}\n"))
+        assert places >= max(held, 65536), "each page can be found again, and a pair has room"
     assert facts.kv_bytes(32768, 16) == (4096 + 16) << 17
 
 
