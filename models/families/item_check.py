@@ -46,12 +46,16 @@ def fault_of(config: ModelConfig, kind: MediaKind, shape: ItemShape) -> str:
 
 def _are_runs(config: ModelConfig, shape: ItemShape) -> bool:
     """Return whether a video and its sound track take turns as its family has them."""
-    sounds = [segment for segment in shape.segments if segment.kind == "audio"]
-    num_frames = sum(sounds[-1].details[:1]) + sounds[-1].num_rows
-    if num_frames > sum(segment.num_rows for segment in sounds):
+    rules, sounds = config.vision_rules, [segment for segment in shape.segments if segment.kind == "audio"]
+    first, *_ = sounds[-1].details or (0,)  # frame of the last window
+    num_frames = first + sounds[-1].num_rows
+    # Before an item of such a size is made.
+    if rules is None or shape.grid[0] > rules.max_frames or num_frames > sum(segment.num_rows for segment in sounds):
         return False
     try:
         family, sound = family_of(config), family_of(config).audio_item(config, num_frames)
+        if sound.num_tokens != sum(segment.num_tokens for segment in sounds):
+            return False
         video = replace(shape, num_tokens=shape.num_tokens - sound.num_tokens)
         return family.video_with_sound(config, video, sound).segments == shape.segments
     except UnsupportedMediaError:

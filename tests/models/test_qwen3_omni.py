@@ -282,6 +282,19 @@ def test_lies_about_runs_of_sound(loaded: Loaded) -> None:
     assert fault_of(config, "video", msgspec.structs.replace(item, segments=[*item.segments[:-1], last]))
 
 
+def test_a_lie_about_the_length_of_a_video_with_sound_costs_nothing(loaded: Loaded) -> None:
+    """Of the sizes that it names no item is made."""
+    config, item = loaded.config, sounded(loaded.config, 6, 400)
+    sound = next(part for part in item.segments if part.kind == "audio" and part.details)
+    picture = next(part for part in item.segments if part.kind == "video")
+    merged, grid = loaded.config.vision_rules.merge_size, (1 << 29, *picture.grid[1:])  # type: ignore[union-attr]
+    num_rows = grid[0] * grid[1] * grid[2]
+    huge = msgspec.structs.replace(picture, grid=grid, num_rows=num_rows, num_tokens=num_rows // merged**2)
+    tokens = huge.num_tokens + sound.num_tokens
+    lie = msgspec.structs.replace(item, grid=grid, segments=[sound, huge], num_tokens=tokens, second_per_grid_s=0.0)
+    assert fault_of(config, "video", lie) == "runs of sound that no such video has"
+
+
 def test_the_first_launches(loaded: Loaded) -> None:
     warm_up_towers(loaded.towers, loaded.config)
 

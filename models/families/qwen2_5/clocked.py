@@ -19,8 +19,13 @@ def video_item(
     return media.video_item_of(rules, grid, rules.temporal_patch_size / rules.fps)
 
 
-def positions(
-    config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan], shares_fences: bool = True
+def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
+    """See ``Family``."""
+    return positions_by_clock(config, num_tokens, spans, shares_fences=True)
+
+
+def positions_by_clock(
+    config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan], *, shares_fences: bool
 ) -> tuple[NDArray[np.int64], int]:
     """Text after a medium continues one beyond the largest position of the medium's last segment on any axis. ``shares_fences`` as in
     ``fill_positions``."""

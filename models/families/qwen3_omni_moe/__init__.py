@@ -135,7 +135,7 @@ def _runs(sound: ItemShape, first: int, end: int) -> Iterator[SegmentShape]:
 
 def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int64], int]:
     """As Qwen2.5-Omni's, and each token that opens or closes a medium has a position of its own."""
-    return clocked.positions(config, num_tokens, spans, shares_fences=False)
+    return clocked.positions_by_clock(config, num_tokens, spans, shares_fences=False)
 
 
 def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
