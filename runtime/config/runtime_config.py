@@ -244,6 +244,8 @@ def with_layout(config: RuntimeConfig, layout: str) -> RuntimeConfig:
     """Return the configuration with another layout, each process on its device. Raises ConfigError if a run cannot have it."""
     layout = spread_layout(layout, config.device_names)
     check_layout(layout, config.device_names)
+    if (preset := config.scheduling.preset) and not has_same_kinds(layout, needed := str(PRESETS[preset].fixed["actors.layout"])):
+        raise ConfigError(f"scheduling.preset = {show(preset)} needs {show(needed)}, or more of its processes")
     return msgspec.structs.replace(config, actors=msgspec.structs.replace(config.actors, layout=layout))
 
 
@@ -267,7 +269,7 @@ def _check_autoscale(config: RuntimeConfig) -> None:
         raise ConfigError(f"autoscale.enabled: the layout of a run on {config.model.device} is set at the start: leave it out")
     if config.scheduling.preset:
         raise ConfigError(
-            f"autoscale.enabled: scheduling.preset = {show(config.scheduling.preset)} is one layout: leave one of them out"
+            f"autoscale.enabled: scheduling.preset = {show(config.scheduling.preset)} keeps its layout: leave one of them out"
         )
 
 
@@ -312,10 +314,9 @@ def _with_preset(config: RuntimeConfig) -> RuntimeConfig:
         if configured == defaults[section][field]:
             data[section][field] = value
         elif key in PRESETS[name].fixed and configured != value:
-            if key == "actors.layout" and has_same_kinds(str(configured), str(value)):
+            if key == "actors.layout":  # ``with_layout`` judges it
                 continue
-            more = ", or more of its processes" if key == "actors.layout" else ""
-            raise ConfigError(f"{key} = {show(configured)}: scheduling.preset = {show(name)} needs {show(value)}{more}")
+            raise ConfigError(f"{key} = {show(configured)}: scheduling.preset = {show(name)} needs {show(value)}")
     return msgspec.convert(data, RuntimeConfig)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from mmrt.runtime.config.presets import PRESETS
+from mmrt.runtime.config.presets import PRESETS, has_same_kinds
 from mmrt.runtime.config.runtime_config import RuntimeConfig, convert_config, is_policy_file, to_data
 from mmrt.runtime.errors import ConfigError
 
@@ -44,6 +44,8 @@ def configure(name: str, base: RuntimeConfig, objective: Objective) -> RuntimeCo
     else:
         data["scheduling"]["policy"] = str(Path(policy).absolute()) if is_policy_file(policy) else policy
     if layout:
+        if policy in PRESETS and not has_same_kinds(layout, needed := str(PRESETS[policy].fixed["actors.layout"])):
+            raise ConfigError(f"{name}: the preset {policy} needs {needed}, or more of its processes")
         data["actors"]["layout"] = layout
     try:
         return convert_config(data)

@@ -111,9 +111,10 @@ def test_a_policy_of_a_file_is_judged_and_html_in_names_is_escaped(tmp_path: Pat
         (["--systems", "magic"], 'magic: scheduling.policy = "magic": expected one of unified'),
         (["--systems", "unified,unified"], "unified is named 2 times, once is enough"),
         (["--systems", "unified@E+P"], "unified@E+P: actors.layout"),
+        (["--systems", "split@EPD"], "split@EPD: the preset split needs EP+D, or more of its processes"),
         (
-            ["--systems", "split@EPD"],
-            'split@EPD: actors.layout = "EPD": scheduling.preset = "split" needs "EP+D", or more of its processes',
+            ["--systems", "monolithic@E+P+D"],
+            "monolithic@E+P+D: the preset monolithic needs EPD",
         ),
         (["--slo-ttft", "0"], "seconds 0 must be above 0"),
         (["--slo-ttft", "1e9"], "slo.text.ttft_ms = 1000000000000.0"),

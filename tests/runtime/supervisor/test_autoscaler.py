@@ -139,7 +139,7 @@ def test_its_failure_ends_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ("more", "says"),
     [
         ('[model]\ndevice = "cuda"\n', "the layout of a run on cuda is set at the start"),
-        ('[scheduling]\npreset = "split"\n', "is one layout"),
+        ('[scheduling]\npreset = "split"\n', "keeps its layout"),
     ],
 )
 def test_where_it_cannot_be(more: str, says: str) -> None:
