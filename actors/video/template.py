@@ -188,11 +188,11 @@ class _Forks:
             if order == _JUDGE:
                 self._control.send(_Answer.pack(self._reap(number)))
             self._reap_ended()
-            while not select.select([self._control], [], [], _AHEAD_S)[0]:
+            if not select.select([self._control], [], [], _AHEAD_S)[0]:
                 self._reap_ended()
                 spare = spare or self._fork()
-                if not self._ending:
-                    break
+            while self._ending and not select.select([self._control], [], [], _AHEAD_S)[0]:
+                self._reap_ended()
 
     def _give(self, found: tuple[int, socket.socket] | None) -> None:
         if found is None:

@@ -310,11 +310,15 @@ class SupervisedActor:
     async def stop(self, grace_s: float | None = None, *, hurry_after_s: float | None = None) -> None:
         """End every process: SIGTERM, again after ``hurry_after_s`` (a gateway then stops draining), SIGKILL after ``grace_s``."""
         self.stopping.set()
-        if self.state not in ("stopped", "failed") or self.instances:
-            self.set_state("stopping")
-            grace_s = self.spec.stop_grace_s if grace_s is None else grace_s
-            await asyncio.gather(*(self._stop_one(instance, grace_s, hurry_after_s) for instance in self.instances))
-        async with self._starting:  # a process that started meanwhile, for a restart too, has ended
+        if self.state in ("stopped", "failed") and not self.instances:
+            return
+        self.set_state("stopping")
+        grace_s = self.spec.stop_grace_s if grace_s is None else grace_s
+        await asyncio.gather(*(self._stop_one(instance, grace_s, hurry_after_s) for instance in self.instances))
+
+    async def starts_ended(self) -> None:
+        """Wait, after ``stop``, until a process that was starting, for a restart too, has ended."""
+        async with self._starting:
             pass
 
     async def _stop_one(self, instance: Instance, grace_s: float, hurry_after_s: float | None) -> None:

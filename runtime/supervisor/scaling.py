@@ -196,6 +196,7 @@ class Scaling:
         actors = self._host.actors
         await asyncio.gather(*(actors[name].stop() for name in names))
         for name in names:
+            await actors[name].starts_ended()
             await self._host.tasks.ended(name)
             self._host.on_outage(actors.pop(name))
 

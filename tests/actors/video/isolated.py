@@ -291,18 +291,20 @@ def end_slowly(template: Template) -> int:
     pid, core = processes("template")[0], {min(os.sched_getaffinity(0))}
     children = Path(f"/proc/{pid}/task/{pid}/children")
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as loop:
-        os.sched_setaffinity(loop.pid, core)
-        for _ in range(8):
-            decoder = template.fork()
-            for child in map(int, children.read_text().split()):
-                with suppress(ProcessLookupError):
-                    os.sched_setaffinity(child, core)
-                    os.sched_setscheduler(child, os.SCHED_IDLE, os.sched_param(0))
-            template.end(decoder)
-            time.sleep(0.1)
-        loop.kill()
+        try:
+            os.sched_setaffinity(loop.pid, core)
+            for _ in range(8):
+                decoder = template.fork()
+                for child in map(int, children.read_text().split()):
+                    with suppress(ProcessLookupError):
+                        os.sched_setaffinity(child, core)
+                        os.sched_setscheduler(child, os.SCHED_IDLE, os.sched_param(0))
+                template.end(decoder)
+                time.sleep(0.1)
+        finally:
+            loop.kill()
     until_s = time.monotonic() + 20
-    while (found := len(children.read_text().split())) > 1 and time.monotonic() < until_s:
+    while (found := len(children.read_text().split())) != 1 and time.monotonic() < until_s:
         time.sleep(0.01)
     return found
 
