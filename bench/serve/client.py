@@ -147,13 +147,14 @@ class StreamReader:
         return f"finish reason {reason!r}" if reason in _BAD_FINISHES else None
 
 
-def open_session(timeout_s: float, api_key: str = "") -> aiohttp.ClientSession:
-    """A session without a limit on connections. ``timeout_s`` bounds each request as a whole. The caller closes it."""
+def open_session(timeout_s: float, api_key: str = "", *, keeps_connections: bool = True) -> aiohttp.ClientSession:
+    """A session without a limit on connections, which serve several requests if it keeps them. ``timeout_s`` bounds each request as a
+    whole. The caller closes it."""
     headers = {"Content-Type": "application/json"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, force_close=not keeps_connections),
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(10.0, timeout_s)),
         headers=headers,
     )

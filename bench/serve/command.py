@@ -96,7 +96,7 @@ async def run_bench(options: Options, urls: Sequence[str], console: Console) -> 
     ValueError."""
     plans = plan_requests(options)
     environment = read_environment()
-    async with open_session(options.timeout_s, options.api_key) as session:
+    async with open_session(options.timeout_s, options.api_key, keeps_connections=options.keeps_connections) as session:
         targets = [Target(session, options, url, options.model or await find_model(session, url)) for url in urls]
         for target in targets:
             await target.calibrate()

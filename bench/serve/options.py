@@ -19,6 +19,7 @@ class Options(LoadOptions, frozen=True, kw_only=True):
     model: str
     temperature: float
     extensions: bool
+    keeps_connections: bool
     timeout_s: float
     num_warmup: int
     compare_caches: str | None  # the checkpoint of the runs to compare, "" for the demo model
@@ -41,6 +42,7 @@ def parse_options(argv: Sequence[str]) -> Options:
         model=given.model,
         temperature=given.temperature,
         extensions=given.extensions,
+        keeps_connections=given.keeps_connections,
         timeout_s=given.timeout,
         num_warmup=given.warmup,
         compare_caches=given.compare_caches,
@@ -59,6 +61,7 @@ def server_options(values: Mapping[str, Any]) -> Options:
         model="",
         temperature=0.0,
         extensions=True,
+        keeps_connections=True,
         timeout_s=_TIMEOUT_S,
         num_warmup=1,
         compare_caches=None,
@@ -88,6 +91,8 @@ def _make_parser() -> argparse.ArgumentParser:
         help="chat: start two runs of mmrt, with the caches and without, for the checkpoint DIR or the demo model; hold each "
         "conversation with both, one after the other; report the ratio of medians",
     )
+    closes = "a connection for each request: for servers that close one behind a stream and do not say so, as llama.cpp's"
+    add("--new-connections", dest="keeps_connections", action="store_false", help=closes)
     add("--no-extensions", dest="extensions", action="store_false", help="send neither ignore_eos nor continuous_usage_stats")
     add("--timeout", type=number("seconds", float, above=0), default=_TIMEOUT_S, help="seconds for one request (%(default)s)")
     add(

@@ -221,3 +221,26 @@ def test_an_event_without_choices_or_usage_is_nothing() -> None:
     reader = StreamReader(record)
     reader.take(b"{}", 1.0)
     assert record.chunks == [] and reader.verdict() is not None
+
+
+def test_a_session_of_new_connections_loses_no_request_to_a_server_that_closes_them_unsaid() -> None:
+    """llama.cpp's server does so behind a stream: a kept connection looks alive until the next request is written."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(2)
+        piece = text("hi", "stop", 1) + DONE
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(piece), piece))
+        writer.close()
+
+    async def run() -> list[str | None]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        records = [new_record() for _ in range(20)]
+        async with server, open_session(30.0, keeps_connections=False) as session:
+            for record in records:
+                await stream_chat(session, url, b"{}", record)
+        return [record.error for record in records]
+
+    assert asyncio.run(run()) == [None] * 20

@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--loads", nargs="+", choices=tuple(LOADS), default=[*LOADS], help="which (all)")
     add("--tokens", type=int, default=500, help="of the prompt of one request (%(default)s)")
     add("--phase", type=float, default=8.0, help="seconds of the streams alone (%(default)s)")
+    add("--new-connections", action="store_true", help="a connection for each request: for servers that close kept ones unsaid")
     add("--no-extensions", action="store_true", help="send only what OpenAI has: for servers that refuse ignore_eos")
     add("--json", type=Path, metavar="FILE", help=JSON_HELP)
     options = parser.parse_args(argv)
@@ -70,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len(urls) < len(options.sides):
         parser.error("two servers have one name")
     lines = {name: LOADS[name].format(tokens=options.tokens, phase=options.phase).split() for name in options.loads}
-    more = ["--no-extensions"] if options.no_extensions else []
+    given = {"--no-extensions": options.no_extensions, "--new-connections": options.new_connections}
+    more = [option for option, is_given in given.items() if is_given]
 
     def run(console: Console) -> SidesBench:
         with tempfile.TemporaryDirectory() as home, progress(console) as tell:
