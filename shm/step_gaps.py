@@ -74,8 +74,8 @@ class StepGaps:
         return counts
 
     def read_each(self) -> list[list[int]]:
-        """Return the counts of each decode actor by bucket, by its number."""
-        counts: list[list[int]] = self._all[..., :NUM_BUCKETS].sum(axis=1).tolist()
+        """Return the counts of each decode actor by bucket, by its number, as ``read_of_steps``."""
+        counts: list[list[int]] = self._all[:, 0, :NUM_BUCKETS].tolist()
         return counts
 
     @property

@@ -9,8 +9,8 @@ Others wait for a step of decode:
 * A row with a grammar. Prefill would need a copy of the vocabulary of its own, which takes 0.4 s for 152,000 tokens, and rows behind
   would wait for a compilation, which decode does beside its steps.
 * A pair. Its members' last chunks can be in two plans, of two prefills, and nobody keeps the hidden state of the first.
-* A row of a model with recurrent states. The chunk up to the prompt's end writes the log, so where one ends just before the last token,
-  which decode then computes, it would have to be known beforehand.
+* A row of a model with recurrent states. The chunk up to the prompt's end writes the log; it would have to be known beforehand
+  whether a chunk ends before the last token, which decode then computes.
 * A prompt of which a cache has all but the last token: decode computes that one with the tokens of others.
 """
 

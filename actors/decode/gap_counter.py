@@ -8,7 +8,7 @@ Add = Callable[[int, int], None]
 
 class GapCounter:
     """Counts the gaps of members by ``add(gap_ns, count)``; by ``add_first`` those behind first tokens that prefill drew. A first token
-    that decode draws, and time outside the running set, make no gap."""
+    that decode draws makes no gap, nor does time outside the running set, but behind a first token of prefill."""
 
     def __init__(self, add: Add, add_first: Add) -> None:
         self._add, self._add_first = add, add_first

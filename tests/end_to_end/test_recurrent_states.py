@@ -14,6 +14,7 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ import pytest
 import torch
 
 from mmrt.models.state_layout import GRID
+from mmrt.shm.controller_stats import ControllerStats
+from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.conftest import Server, also_slow, launching
 from mmrt.tests.end_to_end.oracle import check_argmax
 from mmrt.tests.end_to_end.test_prefix_cache import wait_for_stats
@@ -337,18 +340,24 @@ def test_rows_wait_for_states_and_are_preempted(start: Callable[..., Server], ju
 
 
 def check_pairs_that_wait(server: Server, judge: TextOracle, count: int) -> None:
-    """So many pairs at once, of which one cannot run before another ends."""
+    """So many pairs at once, of which one cannot run before another ends; again where one was over before the last came."""
     options = {"max_tokens": 150, "extra_body": {"ignore_eos": True, "guidance_scale": 1.5}}
-    threads = [threading.Thread(target=lambda: pairs.append(answers(server, QUESTION, **options)[0])) for _ in range(count)]
     pairs: list[list[int]] = []
-    for thread in threads:
-        thread.start()
-    server.wait(lambda status: "states" in status["requests"]["waiting_for"], "a pair that waits for states")
-    for thread in threads:
-        thread.join()
-    assert len(pairs) == count
-    for ids in pairs:
-        check_guided(judge, QUESTION, ids, 1.5)
+    has_waited = False
+    with RunDirectory.attach(server.run_path) as run, closing(ControllerStats.attach(run)) as stats:
+        for number in range(1, 6):
+            threads = [threading.Thread(target=lambda: pairs.append(answers(server, QUESTION, **options)[0])) for _ in range(count)]
+            for thread in threads:
+                thread.start()
+            while any(thread.is_alive() for thread in threads):
+                has_waited |= "states" in stats.read().waiting_for
+                time.sleep(0.005)
+            assert len(pairs) == number * count
+            if has_waited:
+                break
+    assert has_waited, "a pair waits for states"
+    for ids in {tuple(ids) for ids in pairs}:
+        check_guided(judge, QUESTION, [*ids], 1.5)
 
 
 @pytest.fixture(scope="module")

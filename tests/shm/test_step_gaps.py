@@ -95,7 +95,7 @@ def test_gaps_behind_first_tokens_count_for_observers_alone(run):
     other.add_first(90_000_000, 1)
     assert writer.read() == counted([50_000_000] * 2 + [90_000_000]) and writer.sum_s == pytest.approx(0.19)
     assert writer.read_of_steps() == counted([50_000_000] * 2)
-    assert writer.read_each() == [counted([]), writer.read()]
+    assert writer.read_each() == [counted([]), writer.read_of_steps()]
     for words in (writer, other):
         words.close()
 
