@@ -42,7 +42,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
     @property
     def are_all_windows(self) -> bool:
-        """Whether all layers that attend have a window."""
+        """True if all layers that attend have a window."""
         return 0 < self.window_page_bytes == self.kv_page_bytes
 
     @property

@@ -11,7 +11,7 @@ Others wait for a step of decode:
 * A pair. Its members' last chunks can be in two plans, of two prefills, and nobody keeps the hidden state of the first.
 * A row of a model with recurrent states. The chunk up to the prompt's end writes the log; it would have to be known beforehand
   whether a chunk ends before the last token, which decode then computes.
-* A prompt of which a cache has all but the last token: decode computes that one with the tokens of others.
+* A prompt that a cache knows up to its last token: decode computes that token in a step with other rows.
 """
 
 import time

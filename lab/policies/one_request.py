@@ -10,7 +10,7 @@ from mmrt.runtime.controller.scheduling.types import StepLimits, StepPlan, View
 
 
 class OneRequest(Overlap):
-    """As ``Overlap``, but for the prefill plan."""
+    """Plans as ``Overlap`` does, but gives a prefill plan to one request."""
 
     name = "one_request"
 

@@ -118,7 +118,7 @@ def _fault_of_details(config: ModelConfig, shape: ItemShape, number: int, made: 
     """A segment with details is the one that its family makes of a picture, or of so many frames, of the size that they begin with.
     ``made``: the segments of videos of sizes that were asked for before."""
     segment = shape.segments[number]
-    if not segment.details or (segment.kind == "audio" and shape.kind == "video"):  # of which ``_are_runs`` judges
+    if not segment.details or (segment.kind == "audio" and shape.kind == "video"):  # ``_are_runs`` judges the latter
         return ""
     if segment.kind == "video" and len(segment.details) >= 2:
         if segment.details[:2] not in made:

@@ -340,7 +340,7 @@ def test_rows_wait_for_states_and_are_preempted(start: Callable[..., Server], ju
 
 
 def check_pairs_that_wait(server: Server, judge: TextOracle, count: int) -> None:
-    """So many pairs at once, of which one cannot run before another ends; again where one was over before the last came."""
+    """Send so many pairs at once that one must wait for another's end; send them again if one ended before the last came."""
     options = {"max_tokens": 150, "extra_body": {"ignore_eos": True, "guidance_scale": 1.5}}
     pairs: list[list[int]] = []
     has_waited = False

@@ -7,7 +7,7 @@ from mmrt.actors.decode.gap_counter import GapCounter
 
 
 def counter_of(found: list[tuple[int, int]]) -> GapCounter:
-    """One that sees no first tokens of prefill."""
+    """Make a counter; prefill draws no first token for it."""
 
     def never(gap_ns: int, count: int) -> None:
         raise AssertionError("nobody joined behind a first token")
