@@ -1,9 +1,11 @@
 """Ids of the text that stands around the tokens of media in a prompt. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import msgspec
+
+NUMBER = "\0"  # in ``ModelConfig.prompt_texts``: how many such pieces stand before it
 
 
 class TimeTokens(msgspec.Struct, frozen=True):
@@ -41,3 +43,11 @@ class TileTokens(msgspec.Struct, frozen=True):
     @property
     def ids(self) -> Iterator[int]:
         return chain(self.opening, self.whole, *(tag for row in self.places for tag in row), self.row_end, self.last_row_end)
+
+
+def with_prompt_texts(rendered: str, texts: Sequence[tuple[str, str]]) -> str:
+    """A rendered template as it becomes tokens. ``texts``: as in ``ModelConfig``."""
+    for written, meant in texts:  # control tokens: what users write has none
+        first, *others = rendered.split(written)
+        rendered = first + "".join(meant.replace(NUMBER, str(number)) + other for number, other in enumerate(others))
+    return rendered

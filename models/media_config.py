@@ -69,6 +69,7 @@ class VisionRules(msgspec.Struct, frozen=True, kw_only=True):
     resample: Literal["bicubic", "bilinear", "lanczos"] = "bicubic"
     tile: int = 0  # pixels at a side of the squares that pictures are cut into; 0: they are not
     grids: tuple[tuple[int, int], ...] = ()  # heights and widths in pixels of what tiles may make up together
+    slice_side: int = 0  # of a square with about as many pixels as each slice that a picture is cut into; 0: it is not
     cuts_alone: bool = False  # only the one picture of a request is cut into tiles; others have no ``grids``
     most_tiles: int = 0  # to whose worth the tokens of a picture of more tiles are brought down; 0: they are not
     longest_edge: int = 0  # that a picture is resized to before; 0: it has none

@@ -76,10 +76,11 @@ def image_of_share(model: ModelConfig, height: int, width: int, share: float) ->
         fewer = replace(rules, max_pixels=most, min_pixels=min(rules.min_pixels, token))  # nothing is enlarged, not even to the share
         return family_of(model).image_item(replace(model, vision_rules=fewer), height, width)
 
-    if not rules.tile:
+    side = rules.tile or rules.slice_side
+    if not side:
         whole = rules.max_pixels if _fills_bounds(model, rules) else rows * columns * rules.patch_size**2
         return bounded(max(token, int(whole * share)))
-    items = [bounded(number * rules.tile**2) for number in range(1, max(count, 2))]
+    items = [bounded(number * side**2) for number in range(1, max(count, 2))]
     within = [each for each in items if each.num_tokens <= share * item.num_tokens]
     return max(within, key=_num_tokens) if within else min(items, key=_num_tokens)
 

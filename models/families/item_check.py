@@ -33,7 +33,9 @@ def fault_of(config: ModelConfig, kind: MediaKind, shape: ItemShape) -> str:
     parts = [segment.grid for segment in shape.segments if segment.kind == kind]
     whole = sum(grid[0] for grid in parts), *shape.grid[1:]
     is_cut = kind != "image" or len(parts) == 1 or all(segment.views for segment in shape.segments)
-    if not parts or whole != shape.grid or {grid[1:] for grid in parts} != {shape.grid[1:]} or not is_cut:
+    # Slices have a size of their own; positions, which count from the item's, do not know it.
+    alike = parts[:1] if kind == "image" and config.vision_rules is not None and config.vision_rules.slice_side else parts
+    if not parts or whole != shape.grid or {grid[1:] for grid in alike} != {shape.grid[1:]} or not is_cut:
         return f"segments of {parts[:4]} in a grid of {shape.grid}"
     if (num_tokens := sum(segment.num_prompt_tokens for segment in shape.segments)) != shape.num_tokens:
         return f"{shape.num_tokens} tokens, and segments of {num_tokens}"

@@ -60,6 +60,7 @@ FAMILIES: dict[str, Entry] = {
     "internvl": Entry(lambda: import_module(".internvl", __package__), ("internvl",)),
     "lighton_ocr": Entry(lambda: import_module(".pixtral", __package__).LIGHTON_OCR, ("lighton_ocr",)),
     "mistral3": Entry(lambda: import_module(".pixtral", __package__).MISTRAL3, ("mistral3",)),
+    "minicpmv4_6": Entry(lambda: import_module(".minicpm_v", __package__), ("minicpmv4_6",)),
     "paddleocr_vl": Entry(lambda: import_module(".paddleocr_vl", __package__), ("paddleocr_vl",)),
     "llava": Entry(lambda: import_module(".llava", __package__).LLAVA, ("llava",)),
     "pixtral": Entry(lambda: import_module(".pixtral", __package__).PIXTRAL, ("llava",), "pixtral"),

@@ -43,13 +43,13 @@ class VisionTransformer:
         self._first = None if first is None else first.flatten() + table[0]  # the row of the whole picture, whose place is the first
         order = _merged(places, config.merge_size) + (first is not None)
         self._positions = table[order.to(device)]
-        self._layers = [_Layer(config, weights, f"vision.encoder.layers.{i}") for i in range(config.depth)]
+        self._layers = [Layer(config, weights, f"vision.encoder.layers.{i}") for i in range(config.depth)]
         self._norms = [
-            _Norm(weights, name, config.norm_eps) if f"{name}.weight" in weights else None
+            Norm(weights, name, config.norm_eps) if f"{name}.weight" in weights else None
             for name in ("vision.pre_layrnorm", "vision.post_layernorm")
         ]
         merger_norm = "vision.merger.layer_norm"
-        self._merger_norm = _Norm(weights, merger_norm, _EPSILON) if f"{merger_norm}.weight" in weights else None
+        self._merger_norm = Norm(weights, merger_norm, _EPSILON) if f"{merger_norm}.weight" in weights else None
         names = [f"vision.merger.linear_{i}" for i in (1, 2)]
         self._merger = [Linear.of(weights, name) for name in names if f"{name}.weight" in weights]
         if device.type == "cpu":
@@ -91,7 +91,7 @@ class VisionTransformer:
         return tokens
 
 
-class _Norm:
+class Norm:
     """A LayerNorm; without a bias an RMSNorm."""
 
     def __init__(self, weights: dict[str, Tensor], name: str, epsilon: float) -> None:
@@ -103,29 +103,41 @@ class _Norm:
         return F.layer_norm(x, self._weight.shape, self._weight, self._bias, self._epsilon)
 
 
-class _Layer:
-    """One layer's weights, looked up once."""
+class Attention:
+    """A norm, and what the rows behind it find in those of their sequence."""
 
     def __init__(self, config: VisionConfig, weights: dict[str, Tensor], name: str) -> None:
         self._head_dim = config.hidden_size // config.num_heads
-        self._norms = [_Norm(weights, f"{name}.layer_norm{i}", config.norm_eps) for i in (1, 2)]
+        self._norm = Norm(weights, f"{name}.layer_norm1", config.norm_eps)
         self._qkv = [Linear.of(weights, f"{name}.self_attn.{part}_proj") for part in "qkv"]
         joint = [f"{name}.self_attn.{part}_norm" for part in "qk"]
-        self._joint_norms = [_Norm(weights, norm, 1e-6) for norm in joint if f"{norm}.weight" in weights]
+        self._joint_norms = [Norm(weights, norm, 1e-6) for norm in joint if f"{norm}.weight" in weights]
         self._out = Linear.of(weights, f"{name}.self_attn.out_proj")
+
+    def __call__(self, hidden: Tensor, sequences: Sequences) -> Tensor:
+        """Of ``hidden`` [rows, width], and as large."""
+        normed = self._norm(hidden)
+        q, k, v = (project(normed) for project in self._qkv)
+        if self._joint_norms:
+            q, k = (norm(part) for norm, part in zip(self._joint_norms, (q, k), strict=True))
+        q, k, v = (part.view(len(normed), -1, self._head_dim) for part in (q, k, v))
+        return self._out(attend(q, k, v, sequences).flatten(1))
+
+
+class Layer:
+    """One layer's weights, looked up once."""
+
+    def __init__(self, config: VisionConfig, weights: dict[str, Tensor], name: str) -> None:
+        self._attention = Attention(config, weights, name)
+        self._norm = Norm(weights, f"{name}.layer_norm2", config.norm_eps)
         self._up, self._down = (Linear.of(weights, f"{name}.mlp.fc{i}") for i in (1, 2))
         self._scales = [weights.get(f"{name}.lambda_{i}") for i in (1, 2)]
         self._activate = _ACTIVATIONS[config.feed_forward]
 
     def __call__(self, hidden: Tensor, sequences: Sequences) -> None:
-        """Add to ``hidden`` [V n^2, width] what the layer finds."""
-        normed = self._norms[0](hidden)
-        q, k, v = (project(normed) for project in self._qkv)
-        if self._joint_norms:
-            q, k = (norm(part) for norm, part in zip(self._joint_norms, (q, k), strict=True))
-        q, k, v = (part.view(len(normed), -1, self._head_dim) for part in (q, k, v))
-        self._add(hidden, self._out(attend(q, k, v, sequences).flatten(1)), self._scales[0])
-        self._add(hidden, self._down(self._activate(self._up(self._norms[1](hidden)))), self._scales[1])
+        """Add to ``hidden`` [rows, width] what the layer finds."""
+        self._add(hidden, self._attention(hidden, sequences), self._scales[0])
+        self._add(hidden, self._down(self._activate(self._up(self._norm(hidden)))), self._scales[1])
 
     @staticmethod
     def _add(hidden: Tensor, found: Tensor, scale: Tensor | None) -> None:

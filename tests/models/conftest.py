@@ -165,6 +165,13 @@ class StatefulModel:
         return 2 * row + (self._slots[row] ^ other)
 
 
+def model_over(config: ModelConfig, weights: dict[str, torch.Tensor], kv: torch.Tensor) -> LanguageModel | StatefulModel:
+    """A model over this pool of pages of ``PAGE_TOKENS``."""
+    if state_layout(config) is not None:
+        return StatefulModel(config, weights, kv)
+    return LanguageModel(config, weights, kv, PAGE_TOKENS)
+
+
 def _share_windows(item: ItemShape, rows: list[np.ndarray]) -> np.ndarray | None:
     """Give runs of one window of a sound track the same mel frames. Returns all of the track; None where sound has no runs."""
     windows: dict[int, np.ndarray] = {}
@@ -199,10 +206,7 @@ class Loaded:
     def language_model(self, num_pages: int = 320) -> LanguageModel | StatefulModel:
         """With a KV pool full of garbage that is finite, as reused pages are."""
         shape = (num_pages, self.config.kv_page_bytes(PAGE_TOKENS))
-        kv = torch.randint(0, 60, shape, dtype=torch.uint8)
-        if self.grid > 1:
-            return StatefulModel(self.config, self.weights, kv)
-        return LanguageModel(self.config, self.weights, kv, PAGE_TOKENS)
+        return model_over(self.config, self.weights, torch.randint(0, 60, shape, dtype=torch.uint8))
 
     def build_prompt(self, parts: list[int | ItemShape], seed: int = 0) -> Prompt:
         """``parts``: numbers of text tokens, and media. Pixels and mel frames are random."""
@@ -337,6 +341,7 @@ def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
                 "lighton_ocr": "LightOnOcrForConditionalGeneration",
                 "mistral3": "Mistral3ForConditionalGeneration",
                 "internvl": "InternVLForConditionalGeneration",
+                "minicpmv4_6": "MiniCPMV4_6ForConditionalGeneration",
                 "paddleocr_vl": "PaddleOCRVLForConditionalGeneration",
                 "llava_next": "LlavaNextForConditionalGeneration",
                 "llava_onevision": "LlavaOnevisionForConditionalGeneration",

@@ -56,6 +56,12 @@ def rows_of(case: Case, prompt: Prompt) -> np.ndarray:
             part.reshape(h, w, 3, patch, patch).transpose(2, 0, 3, 1, 4).reshape(1, 3, h * patch, w * patch)
             for part, (_, h, w) in zip(parts, grids.tolist(), strict=True)
         ]
+    elif (sizes := prompt.reference_inputs.get("target_sizes")) is not None:  # patches side by side
+        parts = np.split(pixels, np.cumsum(sizes.prod(1).numpy())[:-1] * patch, 3)
+        tiles = [
+            part.reshape(1, 3, patch, h, w, patch).transpose(0, 1, 3, 2, 4, 5).reshape(1, 3, h * patch, w * patch)
+            for part, (h, w) in zip(parts, sizes.tolist(), strict=True)
+        ]
     elif not rules.tile:
         sizes = prompt.reference_inputs["image_sizes"].tolist()
         tiles = [_filled(its[None, :, :h, :w], patch * merge) for its, (h, w) in zip(pixels, sizes, strict=True)]
@@ -98,7 +104,7 @@ def test_the_tower_equals_transformers(case: Case) -> None:
     """Also of several pictures at once, which do not see each other."""
     for sizes in ([(75, 131), (20, 20)], [(131, 20)], [(300, 41)], [(41, 210), (60, 61), (56, 56)]):
         prompt = case.prompt(*(noise(*size) for size in sizes))
-        names = ("pixel_values", "image_sizes", "batch_num_images", "image_grid_thw", "pixel_attention_mask")
+        names = ("pixel_values", "image_sizes", "batch_num_images", "image_grid_thw", "pixel_attention_mask", "target_sizes")
         inputs = {name: prompt.reference_inputs[name] for name in names if name in prompt.reference_inputs}
         expected = torch.cat(list(case.loaded.reference.model.get_image_features(**inputs).pooler_output))
         all_rows = torch.cat([rows for found in case.loaded.encode(prompt) for rows in found])

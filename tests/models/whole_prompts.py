@@ -17,12 +17,12 @@ from mmrt.media.limits import UNLIMITED, MediaLimits
 from mmrt.models.architecture import ModelConfig, WeightFormat
 from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config
-from mmrt.models.lm.language_model import LanguageModel
+from mmrt.models.item_text import with_prompt_texts
 from mmrt.runtime.bus.messages import Generation, MediaItem, RequestSpec
 from mmrt.runtime.controller.rows.expansion import check_placeholders, expand
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.schema.media import ItemShape, MediaOptions, MediaSpan
-from mmrt.tests.models.conftest import Loaded, Prompt
+from mmrt.tests.models.conftest import PAGE_TOKENS, Loaded, Prompt, model_over
 from mmrt.tests.models.kept import exact
 
 Pixels = np.ndarray  # uint8 [height, width, 3]
@@ -65,7 +65,8 @@ def prompt_of(loaded: Loaded, processor: Any, content: Sequence[str | Pixels]) -
         patch_page_bytes=4096, num_patch_pages=8, embedding_page_tokens=32, num_embedding_pages=8,
         placeholder_ids={"image": config.image_token_id},
     )  # fmt: skip
-    spec = RequestSpec(Generation("r"), tokenizer(text)["input_ids"], [MediaItem("image", 9) for _ in items], 4)
+    ids = tokenizer(with_prompt_texts(text, config.prompt_texts))["input_ids"]
+    spec = RequestSpec(Generation("r"), ids, [MediaItem("image", 9) for _ in items], 4)
     check_placeholders(spec, limits)
     ids, starts = expand(spec, [item for item, _ in items], limits)
     spans = [MediaSpan(start, item) for start, (item, _) in zip(starts, items, strict=True)]
@@ -89,7 +90,7 @@ def check_logits_in_cuts(loaded: Loaded, reference: Any, prompt: Prompt, steps: 
     following = [5, 900, 17]
     expected = forced_logits(reference, prompt, following)
     positions, delta = loaded.family.positions(loaded.config, len(prompt.ids), prompt.spans)
-    for step in steps:
+    for step in dict.fromkeys(-(-step // loaded.grid) * loaded.grid for step in steps):
         lm, table = loaded.language_model(), torch.randperm(60, generator=torch.Generator().manual_seed(step))
         for chunk in loaded.prompt_chunks(lm, prompt, torch.from_numpy(positions.copy()), table, step):
             lm.prefill([chunk])
@@ -107,7 +108,7 @@ def check_greedy_tokens(loaded: Loaded, prompt: Prompt, num_tokens: int = 20) ->
     expected = loaded.reference.generate(**prompt.reference_inputs, **end)[0, len(prompt.ids) :].tolist()
     lm, table, said = loaded.language_model(), torch.randperm(60, generator=torch.Generator().manual_seed(0)), list[int]()
     positions, delta = loaded.family.positions(loaded.config, len(prompt.ids), prompt.spans)
-    for chunk in loaded.prompt_chunks(lm, prompt, torch.from_numpy(positions.copy()), table, 33):
+    for chunk in loaded.prompt_chunks(lm, prompt, torch.from_numpy(positions.copy()), table, 32):
         lm.prefill([chunk])
     place = torch.from_numpy(positions[:, -1:].copy())
     while len(said) < num_tokens:
@@ -118,19 +119,20 @@ def check_greedy_tokens(loaded: Loaded, prompt: Prompt, num_tokens: int = 20) ->
 
 
 def check_rounded_logits(loaded: Loaded, prompt: Prompt, weights: WeightFormat) -> None:
-    """Those of the values that the format has, but for the rounding of activations."""
+    """Those of the values that the format has, but for the rounding of activations, which recurrent states amplify."""
     config = load_model_config(loaded.path, weights=weights)
     rounded, logits = read_weights(loaded.path, config), list[torch.Tensor]()
     exactly = {name: exact(rounded, name).float() if f"{name}.scales" in rounded else value for name, value in rounded.items()}
-    kv = torch.zeros(16, config.kv_page_bytes(16), dtype=torch.uint8)
+    kv = torch.zeros(16, config.kv_page_bytes(PAGE_TOKENS), dtype=torch.uint8)
     with torch.inference_mode():
         positions = torch.arange(len(prompt.ids)).expand(3, -1)
-        for model in (LanguageModel(config, rounded, kv.clone(), 16), LanguageModel(loaded.config, exactly, kv.clone(), 16)):
+        for model in (model_over(config, rounded, kv.clone()), model_over(loaded.config, exactly, kv.clone())):
             for chunk in loaded.prompt_chunks(model, prompt, positions, torch.arange(16), 16):
                 model.prefill([chunk])
             length = torch.tensor([len(prompt.ids)])
             logits.append(model.decode(torch.tensor(prompt.ids[-1:]), positions[:, -1:], length, torch.arange(16)[None]))
-        assert 0 < (logits[0] - logits[1]).abs().mean() / logits[1].std() < 0.05
+        error = (logits[0] - logits[1]).abs().mean() / logits[1].std()
+        assert 0 < error < (0.05 if loaded.grid == 1 else 0.1)
 
 
 def edited(path: Path, to: Path, file: str, changes: dict[str, Any]) -> Path:

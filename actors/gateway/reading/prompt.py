@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ....models.architecture import ModelConfig
+from ....models.item_text import with_prompt_texts
 from ....models.text.chat_template import ChatTemplate, TemplateRefusal
 from ....models.text.thoughts import CLOSING, OPENING
 from ....models.text.tokenizer import PromptGuard, Tokenizer
@@ -189,9 +190,7 @@ class PromptBuilder:
             raise RequestError(f"messages: {error}", param="messages") from None
         if use.continues and (rendered := guard.up_to_mark(rendered) or "") == "":
             raise RequestError("continue_final_message: the model's chat template leaves out the last message", param=None)
-        for written, meant in self._prompt_texts:  # control tokens: what users write has none
-            rendered = rendered.replace(written, meant)
-        ids = guard.encode(rendered + use.begins_answer)
+        ids = guard.encode(with_prompt_texts(rendered, self._prompt_texts) + use.begins_answer)
         if ids[:1] != self._opening:
             ids = [*self._opening, *ids]
         self._check_length(len(ids), field)

@@ -18,7 +18,8 @@ from ..text.ropes import parse_turning
 _VISION_START = 248053  # of <|vision_start|>, where the file does not say
 
 
-def _parse_text(text: JsonObject, tie: bool, feed_forwards: FeedForwards) -> LanguageConfig:
+def parse_text(text: JsonObject, tie: bool, feed_forwards: FeedForwards) -> LanguageConfig:
+    """The decoder. Raises CheckpointError."""
     heads = replace(_parse_attention(text), gated=True, qk_norm=True)
     mixers: dict[str, AttentionConfig | DeltaConfig] = {"full_attention": heads, "linear_attention": _parse_delta(text)}
     decoder = parse_decoder(text, heads, _parse_rope(text, heads.head_dim), tie, feed_forwards)
@@ -74,8 +75,9 @@ def _parse_rope(text: JsonObject, head_dim: int) -> RopeConfig:
 
 
 def _family(name: str, feed_forwards: FeedForwards) -> Qwen3Family:
-    parse_text = partial(_parse_text, feed_forwards=feed_forwards)
-    return Qwen3Family(name, __name__, parse_text, seeing.parse_vision, _VISION_START, may_be_text=True)
+    return Qwen3Family(
+        name, __name__, partial(parse_text, feed_forwards=feed_forwards), seeing.parse_vision, _VISION_START, may_be_text=True
+    )
 
 
 QWEN3_5, QWEN3_5_MOE = _family("qwen3_5", parse_mlps), _family("qwen3_5_moe", _parse_experts)

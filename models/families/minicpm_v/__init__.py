@@ -1,0 +1,115 @@
+"""MiniCPM-V 4.6: text and pictures. As transformers' ``minicpmv4_6``, with the decoder of Qwen3.5.
+
+A picture is shown as a whole, a large one once more in slices, behind its number in the request.
+"""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ....schema.media import MediaKind
+from ...architecture import LanguageConfig, ModelConfig
+from ...checkpoint.json_fields import CheckpointFiles, JsonObject
+from ...checkpoint.weight_specs import TensorSpec, language_specs, linear, same
+from .. import no_media, vit
+from ..family import CheckpointRecipe, made_recipes
+from ..fields import parse_mlps
+from ..qwen2_5 import media, seeing
+from ..qwen2_5.tensors import placed
+from ..qwen3_5 import parse_text as parse_qwen3_5
+from ..text.nested import is_tied
+from ..vit import VitConfig, parse_vit, vit_specs
+from . import slices
+from .texts import add_texts
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...towers.interface import Tower
+
+positions, image_item = no_media.positions, slices.image_item
+audio_item, sample_frames = media.audio_item, media.sample_frames
+video_item, video_with_sound = seeing.video_item, seeing.video_with_sound
+
+_TOWER = {"hidden_size": 768, "num_attention_heads": 12, "patch_size": 16}  # where the file does not say
+_MERGE = 4  # twice two patches at a side of a token
+_SAVED = {"vision.merger.": "model.merger.mlp.0.", "vision.": "model.vision_tower.", "language.": "model.language_model."}
+
+
+class MiniCpmVision(VitConfig, frozen=True, kw_only=True):
+    """A plain vision transformer that merges patches twice."""
+
+    merge_layer: int  # behind which four patches become one; behind the last layer four of these become a token
+
+
+def parse_config(files: CheckpointFiles) -> ModelConfig:
+    """Map config.json. Raises CheckpointError."""
+    root = files.required("config.json")
+
+    def parse_text(text: JsonObject, _: bool) -> LanguageConfig:
+        text.text("model_type", default="qwen3_5_text", choices=("qwen3_5_text",))
+        return parse_qwen3_5(text, is_tied(files, root, text), parse_mlps)
+
+    def parse_tower(vision: JsonObject, hidden_size: int) -> VitConfig:
+        return _parse_tower(root, vision, hidden_size)
+
+    config = seeing.parse_config(files, "minicpmv4_6", parse_text, parse_tower, slices.parse_rules)
+    return add_texts(files, replace(config, video_token_id=-1))
+
+
+def _parse_tower(root: JsonObject, vision: JsonObject, hidden_size: int) -> MiniCpmVision:
+    """Raises CheckpointError."""
+    for place, name, only in (
+        (root, "downsample_mode", "16x"),
+        (root, "merge_kernel_size", [2, 2]),
+        (root, "merger_times", 1),
+        (vision, "window_kernel_size", [2, 2]),
+    ):
+        if (found := place.data.get(name, only)) != only:
+            raise place.error(name, f"is {found!r}, expected {only!r}")
+    config = parse_vit(vision.with_defaults(_TOWER), hidden_size, _MERGE)
+    layer = root.integer("insert_layer_id", default=6, least=0, most=config.depth - 1)
+    fields = {name: getattr(config, name) for name in config.__struct_fields__}
+    return MiniCpmVision(**{**fields, "merger_depth": 0, "merge_layer": layer})
+
+
+def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
+    """Decoder and tower."""
+    assert isinstance(config.vision, MiniCpmVision)
+    return [*language_specs(config.language), *vit_specs(config.vision), *_merger_specs(config.vision)]
+
+
+def _merger_specs(vision: MiniCpmVision) -> Iterator[TensorSpec]:
+    hidden, merged, window = vision.hidden_size, 4 * vision.hidden_size, "vision.vit_merger"
+    for part in ("q", "k", "v", "out"):
+        yield from linear(f"{window}.self_attn.{part}_proj", hidden, hidden)
+    for norm, width in ((f"{window}.layer_norm1", hidden), (f"{window}.pre_norm", merged), ("vision.merger.pre_norm", merged)):
+        yield same(f"{norm}.weight", width)
+        yield same(f"{norm}.bias", width)
+    inner = 4 * vision.intermediate_size
+    yield from linear(f"{window}.linear_1", inner, merged)
+    yield from linear(f"{window}.linear_2", hidden, inner)
+    yield from linear("vision.merger.linear_1", merged, merged)
+    yield from linear("vision.merger.linear_2", vision.out_hidden_size, merged)
+
+
+def canonical_name(name: str) -> str:
+    """See ``Family``: with and without ``model.`` in front."""
+    return placed(vit.canonical_name(name), {"merger.mlp.0.": "vision.merger."})
+
+
+def checkpoint_name(name: str) -> str:
+    """See ``Family``."""
+    return placed(name, _SAVED)
+
+
+def recipes() -> Mapping[str, CheckpointRecipe]:
+    return made_recipes(__package__)
+
+
+def build_towers(config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":
+    # By its name: only the process that builds towers depends on them.
+    towers: dict[MediaKind, Tower] = import_module(f"{__package__}.towers").build_towers(config, weights, device)
+    return towers

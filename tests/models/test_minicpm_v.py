@@ -1,0 +1,141 @@
+"""MiniCPM-V beside transformers: what ``test_picture_families`` does not show of all families that see pictures."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from mmrt.actors.host.media_rules import for_medium, image_of_share
+from mmrt.models.architecture import ModelConfig
+from mmrt.models.config import load_model_config
+from mmrt.models.errors import CheckpointError, UnsupportedMediaError
+from mmrt.models.families import minicpm_v
+from mmrt.models.families.item_check import fault_of
+from mmrt.models.item_text import with_prompt_texts
+from mmrt.schema.media import ItemShape, MediaOptions, View
+from mmrt.tests.models.picture_families import minicpm_v as processor_of
+from mmrt.tests.models.whole_prompts import edited
+from mmrt.tests.settings import ImportedLater
+
+transformers: Any = ImportedLater("transformers")
+
+
+@pytest.fixture(scope="module")
+def config(checkpoints: Callable[[str], Path]) -> ModelConfig:
+    return load_model_config(checkpoints("minicpmv4_6"))
+
+
+def test_sizes_are_transformers(config: ModelConfig) -> None:
+    """Of the whole and of its slices, with published numbers."""
+    theirs = transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6.MiniCPMV4_6ImageProcessorPil()
+    rules = replace(config.vision_rules, slice_side=448, max_pixels=9 * 448**2)  # type: ignore[type-var]
+    published = replace(config, vision_rules=rules)
+    sizes = np.random.default_rng(0).integers(1, 3000, (500, 2)).tolist()
+    for height, width in [*sizes, [1, 1], [448, 448], [448, 449], [896, 448], [1, 60000], [60000, 1], [1344, 1344]]:
+        grid = theirs.get_sliced_grid((height, width), 9, 448)
+        whole = theirs.find_best_resize((height, width), 448, 14, "16x", allow_upscale=grid is None)
+        views = [View((whole,))]
+        if grid is not None:
+            refined = theirs.get_refine_size((height, width), grid, 448, 14, "16x", allow_upscale=True)
+            h, w = refined[0] // grid[0], refined[1] // grid[1]
+            views += [View((refined,), (x * w, y * h, w, h)) for y in range(grid[0]) for x in range(grid[1])]
+        item = minicpm_v.image_item(published, height, width)
+        assert [segment.views for segment in item.segments] == [(view,) for view in views], (height, width)
+        assert fault_of(published, "image", item) == ""
+
+
+def test_a_bound_on_pixels_makes_fewer_slices(config: ModelConfig) -> None:
+    counts = []
+    for max_pixels in (10**9, 6 * 100**2, 2 * 100**2, 1):
+        item = minicpm_v.image_item(for_medium(config, MediaOptions(max_pixels=max_pixels)), 340, 250)
+        assert fault_of(config, "image", item) == ""
+        counts.append(len(item.segments))
+    assert counts == [10, 7, 3, 1]
+
+
+def test_a_share_of_the_tokens(config: ModelConfig) -> None:
+    """By fewer slices: as many as have it."""
+    whole = minicpm_v.image_item(config, 340, 250)
+    items = [image_of_share(config, 340, 250, share) for share in (1.0, 0.75, 0.5, 0.25, 0.05)]
+    assert items[0] == whole and len(items[-1].segments) == 1
+    assert all(item.num_tokens <= share * whole.num_tokens for item, share in zip(items[:4], (1.0, 0.75, 0.5, 0.25), strict=True))
+    assert len({item.num_tokens for item in items}) >= 4 and all(fault_of(config, "image", item) == "" for item in items)
+
+
+def test_slices_that_lie(config: ModelConfig) -> None:
+    """Their number is the item's, and so is the size of the whole."""
+    item = minicpm_v.image_item(config, 250, 500)
+    whole, *slices = item.segments
+    assert whole.grid != slices[0].grid
+    rows, columns = item.grid[1:]
+    for told in (
+        ItemShape("image", (8, rows, columns), item.num_tokens, item.segments),
+        ItemShape("image", (9, rows, columns + 4), item.num_tokens, item.segments),
+        ItemShape("image", item.grid, item.num_tokens, [*slices, whole]),
+        ItemShape("image", item.grid, item.num_tokens, [replace(part, views=()) for part in item.segments]),
+    ):
+        assert fault_of(config, "image", told).startswith("segments of ")
+    told = ItemShape("image", item.grid, item.num_tokens, [whole, replace(slices[0], num_tokens=5), *slices[1:]])
+    assert fault_of(config, "image", told).startswith("segment 1 has ")
+
+
+def test_numbers_of_pictures_are_per_request(checkpoints: Callable[[str], Path], config: ModelConfig, tmp_path: Path) -> None:
+    """Also above nine, as transformers writes them; a checkpoint may do without."""
+    text = "One <|image_pad|>" + " two <|image_pad|>" * 11
+    processor = processor_of(checkpoints("minicpmv4_6"))
+    pictures = [np.zeros((30, 30, 3), np.uint8)] * 12
+    theirs = processor(text=[text], images=pictures, return_tensors="pt")["input_ids"][0].tolist()
+    ours = processor.tokenizer(with_prompt_texts(text, config.prompt_texts))["input_ids"]
+    item = minicpm_v.image_item(config, 30, 30)
+    (segment,) = item.segments
+    its = [*segment.lead, *[config.image_token_id] * segment.num_tokens, *segment.trail]
+    assert [id for token in ours for id in (its if token == config.image_token_id else [token])] == theirs
+    made = edited(checkpoints("minicpmv4_6"), tmp_path / "made", "preprocessor_config.json", {"use_image_id": False})
+    assert load_model_config(made).prompt_texts == ()
+
+
+def test_pictures_that_are_not_cut(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
+    made = edited(checkpoints("minicpmv4_6"), tmp_path / "made", "preprocessor_config.json", {"slice_mode": False})
+    config = load_model_config(made)
+    assert len(minicpm_v.image_item(config, 3000, 200).segments) == 1
+
+
+def test_other_media(config: ModelConfig) -> None:
+    for refuse, said in (
+        (lambda: minicpm_v.image_item(config, 0, 9), "picture of 9x0 pixels is empty"),
+        (lambda: minicpm_v.video_item(config, 4, 60, 60, 2.0), "this model takes no video"),
+        (lambda: minicpm_v.audio_item(config, 300), "this model takes no audio"),
+    ):
+        with pytest.raises(UnsupportedMediaError, match=said):
+            refuse()
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "more tokens": ("config.json", {"downsample_mode": "4x"}, "downsample_mode is '4x', expected '16x'"),
+    "more tokens of the processor": ("preprocessor_config.json", {"downsample_mode": "4x"}, "downsample_mode is '4x', expected '16x'"),
+    "rounds": ("config.json", {"merger_times": 2}, "merger_times is 2, expected 1"),
+    "layer": ("config.json", {"insert_layer_id": 4}, "insert_layer_id is 4, expected an integer from 0 to 3"),
+    "windows": ("config.json", {"vision_config": {"window_kernel_size": [4, 4]}}, r"window_kernel_size is \[4, 4\], expected \[2, 2\]"),
+    "decoder": ("config.json", {"text_config": {"model_type": "qwen3"}}, "model_type is 'qwen3', expected 'qwen3_5_text'"),
+    "activation": ("config.json", {"vision_config": {"hidden_act": "gelu"}}, "hidden_act is 'gelu', expected 'gelu_pyt"),
+    "placeholder": ("tokenizer_config.json", {"image_token": "<pic>"}, r"has no '<pic>' \(image_token\)"),
+    "filter": ("preprocessor_config.json", {"resample": 2}, "resample is 2, expected 3"),
+    "patches": ("preprocessor_config.json", {"patch_size": 16}, "patch_size is 16, but the vision tower has 14"),
+    "slices": ("preprocessor_config.json", {"max_slice_nums": 65}, "max_slice_nums is 65, expected an integer from 1 to 64"),
+    "fence": ("tokenizer_config.json", {"slice_start_token": "<cut>"}, r"has no '<cut>' \(slice_start_token\)"),
+    "number": ("tokenizer_config.json", {"image_id_end_token": "<end>"}, r"has no '<end>' \(image_id_end_token\)"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_not_supported_is_refused_by_name(checkpoints: Callable[[str], Path], tmp_path: Path, what: str) -> None:
+    file, changes, said = REFUSED[what]
+    with pytest.raises(CheckpointError, match=said):
+        load_model_config(edited(checkpoints("minicpmv4_6"), tmp_path / "made", file, changes))
+
+
+def test_the_published_shape_has_its_published_size(sized: Callable[..., float]) -> None:
+    assert sized("minicpmv4_6", "1.3b") / 1e9 == pytest.approx(1.3, rel=0.03)
