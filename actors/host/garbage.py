@@ -3,7 +3,8 @@ in the midst of a burst and for as long as they are many."""
 
 import gc
 
-_YOUNG = (5_000, 10)  # objects, and collections, after which Python looks through the young ones
+_YOUNG = (200_000, 10)  # objects, and collections, after which Python looks through the young ones: a thousand requests have fewer
+_SOME = 2_000  # young objects that are worth a collection
 _NEVER = 1 << 30
 QUIET_S = 2.0  # between two collections
 LATEST_S = 60.0  # whatever is under way
@@ -29,5 +30,6 @@ class Garbage:
         since_s = now_s - self._collected_s
         if since_s >= LATEST_S or (since_s >= QUIET_S and num_requests <= FEW):
             self._collected_s = now_s
-            if gc.get_count()[2]:
+            young, *older = gc.get_count()
+            if young >= _SOME or any(older):
                 gc.collect()

@@ -86,19 +86,17 @@ class ChatTemplate:
         """
         if not self._takes_strings:
             messages = [_in_parts(message) for message in messages]
+        given = {"messages": messages, "tools": list(tools) or None, "documents": None, "add_generation_prompt": add_generation_prompt}
+        chosen = {name: value for name, value in (options or {}).items() if name in self.options}
+        context = self._template.new_context({**chosen, **given, **self._variables, STEP: Deadline()})
         try:
-            return self._template.render(
-                **{name: value for name, value in (options or {}).items() if name in self.options},
-                messages=messages,
-                tools=list(tools) or None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **{**self._variables, STEP: Deadline()},
-            )
+            return self._template.environment.concat(self._template.root_render_func(context))
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise TemplateRefusal(f"the model's chat template refused the messages: {error}") from error
         except (RecursionError, MemoryError) as error:
             raise TemplateRefusal(f"the model's chat template fails on the messages: {type(error).__name__}") from error
+        finally:
+            context.vars.clear()  # of its macros, which refer to it: else all would wait for a collection of garbage
 
     def _shows_parts(self) -> bool:
         """True if a list is shown as ``content``. Templates for text alone print it as it is, omit it or fail."""

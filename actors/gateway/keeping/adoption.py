@@ -103,7 +103,7 @@ class Adoption:
                 self._make_handler(),
                 self._turns,
                 lambda: self._claimed(number),
-                lambda: self._left(number, kept.moves_to),
+                partial(self._left, number),
                 has_crashed=self._has_crashed and not self._are_all_here,
                 bodies=self._bodies,
             )

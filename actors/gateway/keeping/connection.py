@@ -46,12 +46,13 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         handler: web.RequestHandler,
         turns: Turns,
         on_claimed: Callable[[], None],
-        on_lost: Callable[[], None],
+        on_lost: Callable[[int | None], None],
         has_crashed: bool = False,
         bodies: KeptBodies | None = None,
     ) -> None:
-        """``on_claimed``: called once what a gateway before had under way is under way again, or is over. ``on_lost``: at its end.
-        ``bodies``: of all connections. ``has_crashed``: the gateway before did; a request that it worked on then gets a strike.
+        """``on_claimed``: called once what a gateway before had under way is under way again, or is over. ``on_lost``: at its end,
+        with the number of the gateway that it moves to. ``bodies``: of all connections. ``has_crashed``: the gateway before did; a
+        request that it worked on then gets a strike.
 
         Raises: RecordError, and OSError if the client has dropped it.
         """
@@ -150,7 +151,7 @@ class KeptConnection(asyncio.Transport, asyncio.BufferedProtocol):
         self._wake()
         self._run_after()
         self.claimed()
-        self._on_lost()
+        self._on_lost(self.moves_to)
 
     # ------------------------------------------------------------------------------------------------------ requests
 

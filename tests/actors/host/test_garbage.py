@@ -44,6 +44,16 @@ def test_garbage_does_not_wait_for_ever() -> None:
     assert ring() is None
 
 
+def test_young_garbage_waits_for_a_quiet_moment_too() -> None:
+    """As that of a thousand requests at once: Python does not look through all of them in their midst."""
+    garbage, rings = Garbage(100.0), [Ring() for _ in range(10_000)]
+    first = weakref.ref(rings[0])
+    del rings
+    assert first() is not None and gc.get_count()[0] >= 10_000
+    garbage.tick(100.0 + QUIET_S, FEW)
+    assert first() is None
+
+
 def test_nothing_is_collected_where_python_does() -> None:
     gc.set_threshold(700, 10, 10)
     garbage, ring = Garbage(100.0), old_ring()

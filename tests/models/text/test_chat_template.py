@@ -1,8 +1,10 @@
 """Templates render as in transformers, refuse with a reason, and messages cannot reach out of the sandbox."""
 
+import gc
 import json
 from pathlib import Path
 
+import jinja2.runtime
 import pytest
 
 from mmrt.models.errors import CheckpointError
@@ -219,6 +221,20 @@ def test_a_template_that_is_nested_too_deeply_is_the_checkpoint_s_fault() -> Non
 def test_a_namespace_does_not_print_what_is_in_it() -> None:
     """Nothing has counted it."""
     assert ChatTemplate(LAUGHS + "{{ ns }}").render(MESSAGES) == "<Namespace>"
+
+
+def test_a_render_leaves_no_garbage() -> None:
+    """Its macros and its context refer to each other."""
+    template = ChatTemplate(
+        "{% macro said(m) %}{{ m.role }}: {{ m.content }}{% endmacro %}{% for m in messages %}{{ said(m) }}{% endfor %}"
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        assert template.render(MESSAGES[2:]) == "assistant: A cat.user: Sure?"
+        assert not [one for one in gc.get_objects() if type(one) is jinja2.runtime.Context]
+    finally:
+        gc.enable()
 
 
 def test_messages_are_immutable_to_templates() -> None:

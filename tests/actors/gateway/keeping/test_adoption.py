@@ -1,14 +1,18 @@
 """A gateway's side of the keeper's channel, with a keeper that is nothing but the other end."""
 
 import asyncio
+import gc
 import socket
+import weakref
 
 import pytest
+import uvloop
 from aiohttp import web
 
 from mmrt.actors.gateway.connections import Connections, runner_of
 from mmrt.actors.gateway.keeping import patience as patience_module
 from mmrt.actors.gateway.keeping.adoption import Adoption
+from mmrt.actors.gateway.keeping.connection import KeptConnection
 from mmrt.actors.gateway.keeping.kept_bodies import KeptBodies
 from mmrt.actors.gateway.keeping.patience import Patience
 from mmrt.actors.gateway.keeping.state import ConnectionState, encode_state
@@ -76,6 +80,52 @@ def test_a_suspect_that_another_gateway_has_left_is_tried_too() -> None:
         records.close()
 
     asyncio.run(test())
+
+
+def test_a_connection_that_has_ended_is_no_garbage() -> None:
+    """It goes at once, with all that its handler had: a burst of connections must not wait for a collection."""
+
+    async def test() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        served = list[weakref.ref[KeptConnection]]()
+
+        async def serve(request: web.Request) -> web.Response:
+            assert isinstance(request.transport, KeptConnection)
+            served.append(weakref.ref(request.transport))
+            return web.Response()
+
+        app = web.Application()
+        app.router.add_get("/", serve)
+        records, runner = ConnectionRecords.create(SIZES), runner_of(app, Connections(10), 1.0)
+        await runner.setup()
+        adoption = Adoption(theirs, runner.server, Turns(), lambda: None, False, Patience(), KeptBodies())  # type: ignore[arg-type]
+        adoption.begin()
+        send(ours, Packet(Kind.RECORDS, tuple(SIZES), records.descriptor))  # type: ignore[arg-type]
+        send(ours, Packet(Kind.ALL))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            with listener.accept()[0] as connection:
+                send(ours, Packet(Kind.HELD, (1, 0, 0), connection.fileno()))
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 200")
+            writer.close()
+        for _ in range(500):
+            if served[0]() is None:
+                break
+            await asyncio.sleep(0.01)
+        assert served[0]() is None, "it waits for a collection"
+        adoption.close()
+        await runner.cleanup()
+        ours.close()
+        records.close()
+
+    gc.collect()
+    gc.disable()
+    try:
+        uvloop.run(test())
+    finally:
+        gc.enable()
 
 
 def test_it_gives_up_only_while_the_controller_answers(monkeypatch: pytest.MonkeyPatch) -> None:

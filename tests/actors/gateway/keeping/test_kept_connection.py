@@ -82,7 +82,7 @@ async def serve(record: ConnectionRecords, connection: socket.socket, ready: int
     runner = Runner(app, Connections(10), handler_cancellation=True, access_log=None)
     await runner.setup()
     lost = asyncio.Event()
-    kept = KeptConnection(record.record(0), connection, runner.server(), Turns(), lambda: None, lost.set, bodies=bodies)
+    kept = KeptConnection(record.record(0), connection, runner.server(), Turns(), lambda: None, lambda _: lost.set(), bodies=bodies)
     connection.setblocking(False)
     await asyncio.get_running_loop().connect_accepted_socket(lambda: kept, connection)
     os.write(ready, b"!")
@@ -253,7 +253,7 @@ def test_an_answer_larger_than_its_record_is_whole_unless_its_gateway_dies() -> 
     kept.until(b"\r\n\r\n")
     kept.kill()
     with pytest.raises(RecordError, match="bytes were sent"):
-        KeptConnection(kept.records.record(0), kept.connection, None, None, lambda: None, lambda: None)  # type: ignore[arg-type]
+        KeptConnection(kept.records.record(0), kept.connection, None, None, lambda: None, lambda _: None)  # type: ignore[arg-type]
     kept.close()
 
 
@@ -356,7 +356,7 @@ def test_a_request_at_work_in_two_crashes_is_given_up(kept: Kept) -> None:
     kept.answer()
     kept.client.sendall(post(b"poison")[:30])
     kept.kill(0.05)
-    record, ignored = kept.records.record(0), ([None], None, lambda: None, lambda: None)
+    record, ignored = kept.records.record(0), ([None], None, lambda: None, lambda _: None)
 
     def strikes(place: Workplace | None, has_crashed: bool) -> int:
         if place is not None:
@@ -398,7 +398,7 @@ def test_an_answer_of_too_many_requests_to_record_begins_anew_and_nobody_waits_f
     kept.kill()
     record, claimed = kept.records.record(0), list[int]()
     record.commit(encode_state(ConnectionState(answer=OpenAnswer("id", 1, 1.0, []))))
-    connection = KeptConnection(record, kept.connection, None, None, lambda: claimed.append(1), lambda: None)  # type: ignore[arg-type]
+    connection = KeptConnection(record, kept.connection, None, None, lambda: claimed.append(1), lambda _: None)  # type: ignore[arg-type]
     answer = AnswerRecord(SimpleNamespace(transport=connection), "x-", 5.0)  # type: ignore[arg-type]
     answer.open(1, lambda: 7)
     assert claimed == [1] and answer.request(0)[0] == 7 and not answer.shown
@@ -410,7 +410,7 @@ def test_nobody_waits_for_who_reads_an_answer_that_goes_on_by_itself(kept: Kept)
     kept.kill()
     record, claimed = kept.records.record(0), list[int]()
     record.commit(encode_state(ConnectionState(answer=OpenAnswer("id", 1, 1.0, [], [Place(has_begun=True)], 3))))
-    connection = KeptConnection(record, kept.connection, None, None, lambda: claimed.append(1), lambda: None)  # type: ignore[arg-type]
+    connection = KeptConnection(record, kept.connection, None, None, lambda: claimed.append(1), lambda _: None)  # type: ignore[arg-type]
     answer = AnswerRecord(SimpleNamespace(transport=connection), "x-", 5.0)  # type: ignore[arg-type]
     answer.open(0, lambda: 7)
     assert claimed == [1] and answer.num_events == 3
@@ -422,7 +422,7 @@ def test_media_are_not_asked_for_again_once_the_controller_has_them(kept: Kept) 
     record = kept.records.record(0)
 
     def adopt() -> AnswerRecord:
-        connection = KeptConnection(record, kept.connection, None, None, lambda: None, lambda: None)  # type: ignore[arg-type]
+        connection = KeptConnection(record, kept.connection, None, None, lambda: None, lambda _: None)  # type: ignore[arg-type]
         answer = AnswerRecord(SimpleNamespace(transport=connection), "x-", 5.0)  # type: ignore[arg-type]
         assert answer.needs_media == needs_media(SimpleNamespace(transport=connection))  # type: ignore[arg-type]
         answer.open(2, iter((7, 8)).__next__)
@@ -451,7 +451,7 @@ def test_a_record_that_does_not_fit_is_refused(kept: Kept) -> None:
     ):
         record.commit(encode_state(wrong))
         with pytest.raises(RecordError, match="bytes were (sent|received)"):
-            KeptConnection(record, kept.connection, None, None, lambda: None, lambda: None)  # type: ignore[arg-type]
+            KeptConnection(record, kept.connection, None, None, lambda: None, lambda _: None)  # type: ignore[arg-type]
     for data in (b"\xff", encode_state(ConnectionState(format=99))):
         with pytest.raises(RecordError, match="cannot be read|format 99"):
             decode_state(data)
@@ -468,7 +468,7 @@ def test_one_connection_leaves_the_loop_to_others_and_its_record_once_it_is_lost
             shown[-1] += 1
 
         handler.data_received = count
-        connection = KeptConnection(record, kept.connection, handler, Turns(), lambda: None, lost.set)  # type: ignore[arg-type]
+        connection = KeptConnection(record, kept.connection, handler, Turns(), lambda: None, lambda _: lost.set())  # type: ignore[arg-type]
         kept.connection.setblocking(False)
         await loop.connect_accepted_socket(lambda: connection, kept.connection.dup())
         kept.client.sendall(b"\r\n\r\n" * 1000)
