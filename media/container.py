@@ -164,6 +164,11 @@ def pick_stream(container: Any, kind: Literal["video", "audio"]) -> Any:
     return stream
 
 
+def can_seek(container: Any) -> bool:
+    """True if the container says where its key frames are, and a packet does not depend on those read before it."""
+    return container.format.name.partition(",")[0] in _SELF_EXPLAINED
+
+
 def has_alpha_beside(stream: Any) -> bool:
     """True if the stream holds pictures of transparency beside those of colour, as WebM has them: key frames need not be the same."""
     return _codec(stream) in _ALPHA_DECODERS and stream.metadata.get("alpha_mode") == "1"

@@ -41,6 +41,11 @@ class PacketIndex:
     keys: npt.NDArray[np.int64]  # [groups] packet numbers, ascending; the first is 0
     timeline: npt.NDArray[np.int64]  # [num_frames] pts of the frames shown, ascending
 
+    def number_of(self, pts: int, num_bytes: int) -> int:
+        """The number of the packet with this time stamp and size; -1 if there is none."""
+        (numbers,) = np.nonzero((self.pts == pts) & (self.num_bytes == num_bytes))
+        return int(numbers[0]) if len(numbers) else -1
+
 
 @dataclass(frozen=True)
 class VideoInfo:
