@@ -33,6 +33,7 @@ _ARRIVALS = (
     "phase",
     "fresh_interval",
     "fresh_max_tokens",
+    "token_share",
 )
 LOAD_NAMES = (*_TEXTS, *_MEDIA, *_ARRIVALS, "objective", "slo_ttft", "slo_tbt")  # all options of a load but the number of requests
 LEAST_PRECISION = 0.001  # of a search for a goodput
@@ -126,7 +127,7 @@ def load_values(parser: argparse.ArgumentParser, given: argparse.Namespace) -> d
 
 def _shapes(given: argparse.Namespace) -> MediaShapes:
     if given.workload:
-        return WORKLOADS[given.workload].shapes
+        return msgspec.structs.replace(WORKLOADS[given.workload].shapes, token_share=given.token_share)
     return MediaShapes(
         image_size=given.image_size,
         image_format=given.image_format,
@@ -134,6 +135,7 @@ def _shapes(given: argparse.Namespace) -> MediaShapes:
         video_s=given.video_seconds,
         video_fps=given.video_fps,
         audio_s=given.audio_seconds,
+        token_share=given.token_share,
     )
 
 
@@ -149,7 +151,9 @@ def _check(parser: argparse.ArgumentParser, given: argparse.Namespace, modalitie
         refuse_options(parser, given, (*_TEXTS, *_MEDIA), f"--workload {given.workload} has requests of its own")
     if given.dataset:
         texts = [name for name in _TEXTS if name != "max_tokens"]
-        refuse_options(parser, given, (*texts, *_MEDIA, "workload"), f"--dataset {given.dataset} has requests of its own")
+        refuse_options(
+            parser, given, (*texts, *_MEDIA, "workload", "token_share"), f"--dataset {given.dataset} has requests of its own"
+        )
     if given.objective:
         refuse_options(parser, given, ("slo_ttft", "slo_tbt"), f"--objective {given.objective} says TTFT and TBT")
     if given.trace and given.concurrency is not None:
@@ -231,6 +235,7 @@ def _add_content(add: Callable[..., object]) -> None:
     add("--video-seconds", type=number("seconds", float, above=0), default=2.0)
     add("--video-fps", type=number("fps", int, least=1), default=8)
     add("--audio-seconds", type=number("seconds", float, above=0), default=2.0)
+    add("--token-share", type=share, default=1.0, metavar="SHARE", help="ask mmrt for this share of the tokens of pictures and videos")
 
 
 def _add_stall(add: Callable[..., object]) -> None:

@@ -40,6 +40,7 @@ class MediaShapes(msgspec.Struct, frozen=True, kw_only=True):
     video_s: float = 2.0
     video_fps: int = 8
     audio_s: float = 2.0
+    token_share: float = 1.0  # that requests ask for, of the tokens of pictures and videos
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,16 +266,22 @@ def _part(name: Modality, seed: int, shapes: MediaShapes) -> dict[str, object]:
     match name:
         case "image":
             data = make_image(seed, *shapes.image_size, shapes.image_format)
-            return {"type": "image_url", "image_url": {"url": _data_url(f"image/{shapes.image_format}", data)}}
+            url = _data_url(f"image/{shapes.image_format}", data)
+            return {"type": "image_url", "image_url": {"url": url}, **_fewer_tokens(shapes)}
         case "video":
             num_frames = max(1, round(shapes.video_s * shapes.video_fps))
             data = make_video(seed, *shapes.video_size, num_frames, shapes.video_fps)
-            return {"type": "video_url", "video_url": {"url": _data_url("video/mp4", data)}}
+            return {"type": "video_url", "video_url": {"url": _data_url("video/mp4", data)}, **_fewer_tokens(shapes)}
         case "audio":
             data = make_audio(seed, shapes.audio_s)
             return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
         case "text":
             raise ValueError("text is no medium")
+
+
+def _fewer_tokens(shapes: MediaShapes) -> dict[str, float]:
+    """The option of a part; none where a server that does not know it is asked for all tokens."""
+    return {} if shapes.token_share == 1 else {"token_share": shapes.token_share}
 
 
 def _data_url(mime: str, data: bytes) -> str:

@@ -37,6 +37,16 @@ def test_pictures_have_the_tokens_that_the_text_states(name: str) -> None:
         assert set(counts) == {0, 1, 4, 9, 16, 25} and counts[0] == pytest.approx(100, abs=20) and counts[1] > counts[9] > counts[16]
 
 
+def test_a_share_of_the_tokens_is_simulated() -> None:
+    model = load_costs("qwen2.5-vl-7b-h200").model
+    for name, kind, whole in (("textcaps", "image", 576), ("egoschema", "video", 180 * 64)):
+        counts = []
+        for share in ("1", "0.5"):
+            shapes = parse_sim(["--workload", name, "--token-share", share])[0].shapes
+            counts.append(make_sample(model, kind, shapes)[1].num_tokens)  # type: ignore[arg-type]
+        assert counts[0] >= whole and 0.4 < counts[1] / counts[0] <= 0.5
+
+
 def test_videos_have_the_lengths_that_the_text_states() -> None:
     assert 480 <= WORKLOADS["mlvu"].shapes.video_s <= 600 and WORKLOADS["egoschema"].shapes.video_s == 180
     assert all(WORKLOADS[name].shapes.video_size == (224, 224) for name in ("mlvu", "egoschema"))

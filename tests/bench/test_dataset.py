@@ -141,7 +141,7 @@ def test_files_that_are_no_data_set(tmp_path: Path, text: str, says: str) -> Non
         plan_dataset(file, None, 0, 64, False)
 
 
-@pytest.mark.parametrize("option", [["--modality", "image"], ["--workload", "pope"], ["--input-tokens", "5"], ["--scenario", "chat"]])
+@pytest.mark.parametrize("option", [["--modality", "image"], ["--workload", "pope"], ["--input-tokens", "5"], ["--token-share", "0.5"]])
 def test_options_of_generated_requests_are_refused(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_options(["--dataset", "set.json", *option])

@@ -54,6 +54,18 @@ def test_the_same_seed_gives_the_same_bytes_and_another_fresh_ones() -> None:
         assert mine["type"] == other["type"] and mine != other
 
 
+def test_fewer_tokens_are_asked_of_pictures_and_videos_alone() -> None:
+    (plan,) = plan_steady(ALL, 1, LENGTHS, 1)
+    parts = parts_of(make_body(plan, MediaShapes(token_share=0.5), Calibration(), "m"))
+    assert {part["type"]: part.pop("token_share", None) for part in parts} == {
+        "image_url": 0.5,
+        "video_url": 0.5,
+        "input_audio": None,
+        "text": None,
+    }
+    assert parts == parts_of(make_body(plan, MediaShapes(), Calibration(), "m"))
+
+
 def test_no_two_requests_of_a_run_share_content() -> None:
     bodies = [make_body(plan, MediaShapes(), Calibration(), "m") for plan in plan_mixed({"image": 1.0}, 5, LENGTHS, 0)]
     parts = [json.dumps(part) for body in bodies for part in parts_of(body)]

@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from mmrt.actors.host.media_rules import for_run
+from mmrt.actors.host.media_rules import for_medium, for_run, image_of_share
 from mmrt.bench.serve.samples import make_audio, make_image, make_video
 from mmrt.bench.serve.workload import MediaShapes, RequestPlan, media_seed, shapes_of
 from mmrt.media.header import decoding_work, num_pixels
@@ -18,7 +18,7 @@ from mmrt.models.families.registry import family_of
 from mmrt.runtime.bus.messages import Generation, MediaItem, RequestSpec
 from mmrt.runtime.bus.sampling import Sampling
 from mmrt.runtime.config.sections import MediaSection
-from mmrt.schema.media import ItemShape, MediaKind
+from mmrt.schema.media import ItemShape, MediaKind, MediaOptions
 
 from .costs import Costs
 
@@ -138,10 +138,10 @@ def make_sample(model: ModelConfig, kind: MediaKind, shapes: MediaShapes) -> tup
     if kind == "image":
         width, height = shapes.image_size
         data = make_image(0, width, height, shapes.image_format)
-        return MediaItem(kind, len(data), num_pixels=num_pixels(data), work=decoding_work(data)), family.image_item(
-            model, height, width
-        )
+        item = MediaItem(kind, len(data), num_pixels=num_pixels(data), work=decoding_work(data))
+        return item, image_of_share(model, height, width, shapes.token_share)
     if kind == "video":
+        model = for_medium(model, MediaOptions(token_share=shapes.token_share))
         width, height = shapes.video_size
         total = max(1, round(shapes.video_s * shapes.video_fps))
         data = make_video(0, width, height, total, shapes.video_fps)
