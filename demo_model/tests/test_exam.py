@@ -121,7 +121,20 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> QualityBench:
     path = tmp_path_factory.mktemp("quality")
     make_checkpoint("tiny", path / "tiny")
     tasks = "digits,pair_more,direction,beeps,match,talk,other_medium"
-    options = ["--samples", "2", "--tasks", tasks, "--guidance", "1,2", "--max-tokens", "6", "--json", str(path / "out.json")]
+    options = [
+        "--samples",
+        "2",
+        "--tasks",
+        tasks,
+        "--guidance",
+        "1,2",
+        "--shares",
+        "0.5",
+        "--max-tokens",
+        "6",
+        "--json",
+        str(path / "out.json"),
+    ]
     assert main(["--checkpoint", str(path / "tiny"), *options]) == 0
     return msgspec.json.decode((path / "out.json").read_bytes(), type=QualityBench)
 
@@ -216,6 +229,21 @@ def test_guidance_asks_the_degraded_half_again(bench: QualityBench) -> None:
     num_degraded = sum(answer.degraded for answer in bench.answers)
     assert (plain.scale, guided.scale) == (1.0, 2.0) and plain.all.num == guided.all.num == num_degraded
     assert plain.all.num_right == sum(answer.is_right for answer in bench.answers if answer.degraded)
+
+
+@pytest.mark.slow
+def test_pictures_and_videos_are_asked_about_again_with_fewer_tokens(bench: QualityBench) -> None:
+    found = {(one.kind, one.share): one for one in bench.shared}
+    assert [*found] == [("pictures", 1.0), ("videos", 1.0), ("pictures", 0.5), ("videos", 0.5)]
+    for kind, media in (("pictures", ("image", "two_images")), ("videos", ("video",))):
+        whole, half = found[kind, 1.0], found[kind, 0.5]
+        mine = [answer for answer in bench.answers if answer.medium in media]
+        assert {*whole.rows} == {*half.rows} == {answer.row for answer in mine} and whole.all.num == half.all.num == len(mine)
+        assert whole.all.num_right == sum(answer.is_right for answer in mine)
+        assert half.num_prompt_tokens < whole.num_prompt_tokens == sum(answer.num_prompt_tokens for answer in mine) / len(mine)
+    shown = Console(file=io.StringIO(), width=200)
+    show(shown, bench)
+    assert "fewer visual tokens" in shown.file.getvalue()  # type: ignore[attr-defined]
 
 
 def quality(shares: dict[str, tuple[int, int]], equal: Share | None, bench: QualityBench) -> QualityBench:

@@ -37,6 +37,7 @@ ROWS: dict[str, tuple[Medium, ...]] = {
     **{row: (medium,) for row, medium in STRANGE_MEDIA.items()},
 }
 COMBINED = frozenset(row for row, media in ROWS.items() if {*media} <= {"image_audio", "video_audio"})
+SEEN: dict[str, tuple[Medium, ...]] = {"pictures": ("image", "two_images"), "videos": ("video",)}  # which have visual tokens alone
 NOT_LEARNED = frozenset({REWORDED, STRANGER, *STRANGE_MEDIA})
 T = TypeVar("T")
 _TRIES = 200  # samples looked at per question that is wanted

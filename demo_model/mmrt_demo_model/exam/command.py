@@ -24,6 +24,7 @@ from mmrt.bench.output import JSON_HELP, open_console, write_json
 from mmrt.bench.own_run import OwnRunError, layout_argument, own_run
 from mmrt.bench.serve.client import find_model, open_session
 from mmrt.bench.serve.errors import BenchError
+from mmrt.bench.serve.load_options import share as share_argument
 from mmrt.models.architecture import KvDType, WeightFormat
 from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.config.sections import ActorsSection, MemorySection, ModelSection, ServerSection
@@ -32,9 +33,22 @@ from mmrt.runtime.stage_table import DEFAULT_LAYOUT
 from mmrt_lab.extras import need_extra
 
 from ..training.recipe import load_recipe
-from .cases import ROWS, Case, body_of, select
+from .cases import NOT_LEARNED, ROWS, SEEN, Case, body_of, select
 from .reference import Reference
-from .report import Answer, Guided, QualityBench, Setting, guided_of_answers, row_of_answers, share, shortcomings, show, show_changes
+from .report import (
+    Answer,
+    Guided,
+    QualityBench,
+    Setting,
+    Shared,
+    guided_of_answers,
+    row_of_answers,
+    share,
+    shared_of_answers,
+    shortcomings,
+    show,
+    show_changes,
+)
 from .restarts import restartable, restarting
 
 PROGRAM = "python -m mmrt_demo_model.exam"
@@ -91,6 +105,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--max-tokens", type=int, default=64)
     add("--concurrency", type=int, default=16, help="requests at once (%(default)s)")
     add("--guidance", type=_scales, default=(), metavar="S,S", help="ask the degraded half again with these guidance scales")
+    add("--shares", type=_shares, default=(), metavar="S,S", help="ask about pictures and videos again with this share of their tokens")
     add("--no-transformers", action="store_true", help="leave the comparison out, which needs the extra reference")
     add("--require", type=float, metavar="SHARE", help="exit with 1 if a task is below, or, in float32, an answer is not transformers'")
     add("--require-combined", type=float, metavar="SHARE", help="the same for tasks on two kinds of media (default: of --require)")
@@ -130,6 +145,10 @@ def _scales(text: str) -> tuple[float, ...]:
     return scales
 
 
+def _shares(text: str) -> tuple[float, ...]:
+    return tuple(map(share_argument, text.split(",")))
+
+
 def measure(options: argparse.Namespace, console: Console) -> QualityBench:
     """The server, then transformers. Raises: BenchError, OwnRunError, OSError, ValueError."""
     if not options.no_transformers:
@@ -139,7 +158,7 @@ def measure(options: argparse.Namespace, console: Console) -> QualityBench:
     checkpoint = (options.checkpoint or DEFAULT_MODEL).absolute()
     setting = Setting()
     if options.url:
-        answers, guided = ask_all(options.url, cases, options)
+        answers, guided, shared = ask_all(options.url, cases, options)
     else:
         with own_run() as run:
             config = RuntimeConfig(
@@ -151,7 +170,7 @@ def measure(options: argparse.Namespace, console: Console) -> QualityBench:
             run.up(config)
             report = run.report()
             with restarting(run, options.restart) as restarts:
-                answers, guided = ask_all(report.endpoint, cases, options)
+                answers, guided, shared = ask_all(report.endpoint, cases, options)
             formats = {} if report.compute is None else {"kv_dtype": report.compute.kv_dtype, "weights": report.compute.weights}
             setting = Setting(**formats, layout=config.actors.layout, restarts=len(restarts))
     if not options.no_transformers:
@@ -165,21 +184,31 @@ def measure(options: argparse.Namespace, console: Console) -> QualityBench:
         rows=[row_of_answers(name, answers) for name in ROWS if name in options.tasks],
         equal=share(answer.is_equal is True for answer in compared) if compared else None,
         guided=guided,
+        shared=shared,
         answers=answers,
     )
 
 
-def ask_all(url: str, cases: Sequence[Case], options: argparse.Namespace) -> tuple[list[Answer], list[Guided]]:
-    """All questions plainly, then those about degraded media once per guidance scale. Raises: BenchError if a request fails."""
-    degraded = [case for case in cases if case.degraded]
+Asked = tuple[list[Answer], list[Guided], list[Shared]]
 
-    async def everything() -> tuple[list[Answer], list[Guided]]:
+
+def ask_all(url: str, cases: Sequence[Case], options: argparse.Namespace) -> Asked:
+    """All questions plainly, then those about degraded media once per guidance scale, and pictures and videos once per
+    share of their tokens. Raises: BenchError if a request fails."""
+    degraded = [case for case in cases if case.degraded]
+    seen = [case for case in cases if any(case.medium in media for media in SEEN.values()) and case.row not in NOT_LEARNED]
+
+    async def everything() -> Asked:
         plain = await _ask(url.rstrip("/"), cases, options, {})
         guided = []
         for scale in options.guidance:
             answers = await _ask(url.rstrip("/"), degraded, options, {"guidance_scale": scale})
             guided.append(guided_of_answers(scale, answers))
-        return plain, guided
+        shared = shared_of_answers(1.0, plain) if options.shares else []
+        for token_share in options.shares:
+            answers = await _ask(url.rstrip("/"), seen, options, {"mm_processor_kwargs": {"token_share": token_share}})
+            shared += shared_of_answers(token_share, answers)
+        return plain, guided, shared
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(everything())
@@ -213,8 +242,13 @@ class _Choice(msgspec.Struct):
     token_ids: list[int] = []
 
 
+class _Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int = 0
+
+
 class _Completion(msgspec.Struct):
     choices: list[_Choice]
+    usage: _Usage = _Usage()
 
 
 _decode_completion = msgspec.json.Decoder(_Completion).decode
@@ -226,7 +260,8 @@ async def _ask_one(session: aiohttp.ClientSession, url: str, case: Case, body: b
             data = await response.read()
             if response.status != 200:
                 raise BenchError(f"{case.row}, sample {case.index}: HTTP {response.status}: {data[:300].decode(errors='replace')}")
-        choice = _decode_completion(data).choices[0]
+        completion = _decode_completion(data)
+        choice = completion.choices[0]
     except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, IndexError) as error:
         raise BenchError(f"{case.row}, sample {case.index}: {type(error).__name__}: {error}") from None
     return Answer(
@@ -239,6 +274,7 @@ async def _ask_one(session: aiohttp.ClientSession, url: str, case: Case, body: b
         reply=choice.message.content,
         token_ids=choice.token_ids,
         is_right=case.question.is_right(choice.message.content),
+        num_prompt_tokens=completion.usage.prompt_tokens,
     )
 
 

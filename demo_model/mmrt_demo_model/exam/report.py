@@ -11,7 +11,7 @@ from mmrt.bench.render import show_environment, show_table
 
 from ..data.kinds import normalised
 from ..data.strange import OTHERWISE
-from .cases import COMBINED, NOT_LEARNED
+from .cases import COMBINED, NOT_LEARNED, SEEN
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +40,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     reply: str
     token_ids: list[int]
     is_right: bool
+    num_prompt_tokens: int = 0
     reference: str | None = None
     reference_is_right: bool | None = None
     is_equal: bool | None = None
@@ -68,6 +69,16 @@ class Guided(msgspec.Struct, frozen=True, kw_only=True):
     rows: dict[str, Share]
 
 
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
+    """Tasks on pictures, or on videos, with a share of their tokens. ``num_prompt_tokens``: mean, with those of the words."""
+
+    share: float
+    kind: str
+    all: Share
+    num_prompt_tokens: float
+    rows: dict[str, Share]
+
+
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """What was special about the run; None: not known, of a server that was running."""
 
@@ -92,6 +103,7 @@ class QualityBench(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[Row]
     equal: Share | None  # answers whose tokens are transformers'
     guided: list[Guided]
+    shared: list[Shared] = []
     answers: list[Answer]
 
     @property
@@ -122,6 +134,27 @@ def guided_of_answers(scale: float, answers: Sequence[Answer]) -> Guided:
         rows[answer.row].append(answer.is_right)
     tasks = share(a.is_right for a in answers if a.row not in NOT_LEARNED)
     return Guided(scale=scale, all=tasks, rows={name: share(row) for name, row in rows.items()})
+
+
+def shared_of_answers(token_share: float, answers: Sequence[Answer]) -> list[Shared]:
+    """Of pictures, then of videos, as far as there are any."""
+    found = []
+    for kind, media in SEEN.items():
+        rows: dict[str, list[bool]] = defaultdict(list)
+        mine = [answer for answer in answers if answer.medium in media and answer.row not in NOT_LEARNED]
+        for answer in mine:
+            rows[answer.row].append(answer.is_right)
+        if mine:
+            found.append(
+                Shared(
+                    share=token_share,
+                    kind=kind,
+                    all=share(answer.is_right for answer in mine),
+                    num_prompt_tokens=sum(answer.num_prompt_tokens for answer in mine) / len(mine),
+                    rows={name: share(row) for name, row in rows.items()},
+                )
+            )
+    return found
 
 
 def shortcomings(bench: QualityBench, require: float, require_combined: float) -> list[str]:
@@ -170,6 +203,9 @@ def show(console: Console, bench: QualityBench) -> None:
         plain = _total("all", tasks).degraded
         curve = [["none", _percent(plain), str(plain.num)], *([f"{g.scale:g}", _percent(g.all), str(g.all.num)] for g in bench.guided)]
         show_table(console, "degraded media", ["guidance scale", "right, %", "n"], curve)
+    if bench.shared:
+        curve = [[s.kind, f"{s.share:g}", f"{s.num_prompt_tokens:.0f}", _percent(s.all), str(s.all.num)] for s in bench.shared]
+        show_table(console, "fewer visual tokens", ["", "share", "prompt tokens", "right, %", "n"], curve)
 
 
 def changes(bench: QualityBench, before: QualityBench) -> tuple[list[tuple[str, Share, Share]], Share]:
