@@ -14,6 +14,10 @@ from mmrt.models.towers.sequences import Sequences
 from mmrt.tests.models.guarded import guarded
 from mmrt.tests.settings import examples
 
+DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if has_kernel(torch.empty(64, dtype=dtype))]
+# Of results in float64: a weight in bfloat16 has an error of 2^-9, its exponential one of 3e-6.
+ERRORS = {torch.float32: (3e-6, 3e-6), torch.bfloat16: (8e-3, 1e-5)}
+
 pytestmark = pytest.mark.skipif(kernel.vector_width() is None, reason="this processor has no kernels")
 
 
@@ -26,11 +30,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False) -> Atten
 
 
 def inputs(
-    num_sequences: int, num_queries: int, num_keys: int, kv_heads: int, group: int, head_dim: int
+    num_sequences: int,
+    num_queries: int,
+    num_keys: int,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor, Tensor]:
     q = random(num_sequences, num_queries, kv_heads * group, head_dim)
     k, v = (random(num_sequences, num_keys, kv_heads, head_dim, seed=seed) for seed in (1, 2))
-    return q, k, v
+    return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None, scale: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -45,13 +55,13 @@ def exact(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None, scale: 
 
 def assert_exact(found: Attended, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> None:
     hidden = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).triu(1) if is_causal else None
-    assert_close(found, *exact(q, k, v, hidden))
+    assert_close(found, *exact(q, k, v, hidden), q.dtype)
 
 
-def assert_close(found: Attended, output: Tensor, log_sum_exp: Tensor) -> None:
+def assert_close(found: Attended, output: Tensor, log_sum_exp: Tensor, dtype: torch.dtype) -> None:
     assert found.output.dtype == torch.float32 and found.output.is_contiguous()
-    torch.testing.assert_close(found.output.double(), output, rtol=0, atol=3e-6)
-    torch.testing.assert_close(found.log_sum_exp.double(), log_sum_exp, rtol=0, atol=3e-6)
+    torch.testing.assert_close(found.output.double(), output, rtol=0, atol=ERRORS[dtype][0])
+    torch.testing.assert_close(found.log_sum_exp.double(), log_sum_exp, rtol=0, atol=ERRORS[dtype][1])
 
 
 @settings(max_examples=examples(80), deadline=None)
@@ -64,18 +74,29 @@ def assert_close(found: Attended, output: Tensor, log_sum_exp: Tensor) -> None:
     vectors=st.integers(1, 4),
     is_causal=st.booleans(),
     num_threads=st.integers(1, 3),
+    dtype=st.sampled_from(DTYPES),
 )
-@example(1, 192, 256, 1, 1, 4, False, 1)  # one whole block of queries and of keys
-@example(1, 193, 257, 2, 4, 4, False, 2)  # one more of each
-@example(1, 1, 1, 1, 1, 1, True, 1)
-@example(2, 70, 300, 1, 1, 5, False, 1)
-@example(1, 70, 70, 1, 2, 16, True, 3)  # with AVX512 the largest head
+@example(1, 192, 256, 1, 1, 4, False, 1, DTYPES[0])  # one whole block of queries and of keys
+@example(1, 193, 257, 2, 4, 4, False, 2, DTYPES[0])  # one more of each
+@example(1, 1, 1, 1, 1, 1, True, 1, DTYPES[0])
+@example(2, 70, 300, 1, 1, 5, False, 1, DTYPES[0])
+@example(1, 70, 70, 1, 2, 16, True, 3, DTYPES[0])
+@example(1, 193, 257, 2, 4, 3, False, 2, DTYPES[-1])
+@example(1, 70, 70, 1, 2, 16, True, 3, DTYPES[-1])
 def test_any_shape(
-    num_sequences: int, num_queries: int, num_keys: int, kv_heads: int, group: int, vectors: int, is_causal: bool, num_threads: int
+    num_sequences: int,
+    num_queries: int,
+    num_keys: int,
+    kv_heads: int,
+    group: int,
+    vectors: int,
+    is_causal: bool,
+    num_threads: int,
+    dtype: torch.dtype,
 ) -> None:
     torch.set_num_threads(num_threads)
-    head_dim = vectors * (kernel.vector_width() or 8)
-    tensors = inputs(num_sequences, num_queries, num_queries if is_causal else num_keys, kv_heads, group, head_dim)
+    head_dim = max(vectors, dtype.itemsize % 4) * (kernel.vector_width() or 8)  # of bfloat16 two vectors at least
+    tensors = inputs(num_sequences, num_queries, num_queries if is_causal else num_keys, kv_heads, group, head_dim, dtype)
     assert_exact(attend(*tensors, is_causal=is_causal), *tensors, is_causal)
 
 
@@ -88,23 +109,28 @@ def test_any_shape(
     ahead=st.integers(-300, 700),
     head_dim=st.sampled_from([16, 64, 512]),
     num_threads=st.integers(1, 3),
+    dtype=st.sampled_from(DTYPES),
 )
-@example(200, 600, 1, 300, 0, 512, 1)  # blocks of half as many keys
-@example(7, 256, 2, 256, 256, 16, 1)  # a key less for each query, from a whole block on
-@example(20, 100, 1, 1, 100, 16, 1)  # no key for any
-@example(20, 100, 1, 30, 90, 16, 1)  # nor for some
-@example(20, 30, 1, 5, -10, 16, 1)
-def test_ranges_of_keys(num_queries: int, num_keys: int, group: int, window: int, ahead: int, head_dim: int, num_threads: int) -> None:
+@example(200, 600, 1, 300, 0, 512, 1, DTYPES[0])  # blocks of half as many keys
+@example(7, 256, 2, 256, 256, 16, 1, DTYPES[0])  # a key less for each query, from a whole block on
+@example(20, 100, 1, 1, 100, 16, 1, DTYPES[0])  # no key for any
+@example(20, 100, 1, 30, 90, 16, 1, DTYPES[0])  # nor for some
+@example(20, 30, 1, 5, -10, 16, 1, DTYPES[0])
+@example(200, 600, 1, 300, 0, 512, 1, DTYPES[-1])
+@example(20, 100, 1, 30, 90, 48, 1, DTYPES[-1])
+def test_ranges_of_keys(
+    num_queries: int, num_keys: int, group: int, window: int, ahead: int, head_dim: int, num_threads: int, dtype: torch.dtype
+) -> None:
     """Query i stands behind ``ahead`` + i keys, as in a prompt: some see no key, others the last one."""
     torch.set_num_threads(num_threads)
-    q, k, v = inputs(1, num_queries, num_keys, 2, group, head_dim)
+    q, k, v = inputs(1, num_queries, num_keys, 2, group, max(head_dim, 16 * (dtype.itemsize % 4)), dtype)
     ends = (torch.arange(num_queries) + ahead + 1).clamp(0, num_keys)
     firsts = (torch.arange(num_queries) + ahead + 1 - window).clamp(min=0)
     keys = torch.arange(num_keys)
     hidden = (keys < firsts.unsqueeze(1)) | (keys >= ends.unsqueeze(1))
-    scale = 0.7 / head_dim**0.5
+    scale = 0.7 / q.shape[3] ** 0.5
     found = flash_attention.attend(q, k, v, KeyRanges.of(firsts, ends), scale)
-    assert_close(found, *exact(q, k, v, hidden, scale))
+    assert_close(found, *exact(q, k, v, hidden, scale), dtype)
     assert not found.output[0, hidden.all(1)].any()
     torch.set_num_threads(1)
     some = slice(num_queries // 3, num_queries // 3 + num_queries // 2 + 1)
@@ -123,14 +149,16 @@ def test_ranges_that_do_not_fit_are_refused() -> None:
             flash_attention.attend(q, k, v, ranges)
 
 
-def test_a_long_prompt() -> None:
-    tensors = inputs(1, 1100, 1100, 2, 2, 64)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_long_prompt(dtype: torch.dtype) -> None:
+    tensors = inputs(1, 1100, 1100, 2, 2, 64, dtype)
     assert_exact(attend(*tensors, is_causal=True), *tensors, True)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_a_query_is_the_same_bits_beside_any_others_and_in_any_team(is_causal: bool) -> None:
-    q, k, v = inputs(1, 700, 700, 2, 2, 64)
+def test_a_query_is_the_same_bits_beside_any_others_and_in_any_team(is_causal: bool, dtype: torch.dtype) -> None:
+    q, k, v = inputs(1, 700, 700, 2, 2, 64, dtype)
     torch.set_num_threads(1)
     expected = attend(q, k, v, is_causal=is_causal)
     for num_threads in (1, 2, 3):
@@ -143,21 +171,23 @@ def test_a_query_is_the_same_bits_beside_any_others_and_in_any_team(is_causal: b
     assert torch.equal(alone.output, expected.output[:, :, :2])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("at_end", [False, True])
-def test_nothing_beyond_the_tensors_is_touched(at_end: bool) -> None:
+def test_nothing_beyond_the_tensors_is_touched(at_end: bool, dtype: torch.dtype) -> None:
     for num_queries, num_keys, head_dim, is_causal in (
-        (7, 7, 16, True),
+        (7, 7, 32, True),
         (193, 31, 48, False),
         (5, 300, 64, False),
         (259, 259, 32, True),
     ):
-        q, k, v = (guarded(tensor, at_end=at_end) for tensor in inputs(1, num_queries, num_keys, 1, 2, head_dim))
+        q, k, v = (guarded(tensor, at_end=at_end) for tensor in inputs(1, num_queries, num_keys, 1, 2, head_dim, dtype))
         assert_exact(attend(q, k, v, is_causal=is_causal), q, k, v, is_causal)
 
 
-def test_tensors_that_lie_among_others() -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tensors_that_lie_among_others(dtype: torch.dtype) -> None:
     """As a product leaves queries, keys and values, or in another order."""
-    q, k, v = inputs(2, 50, 50, 2, 2, 64)
+    q, k, v = inputs(2, 50, 50, 2, 2, 64, dtype)
     expected = attend(q, k, v)
     among = torch.cat((q, k, v), 2)
     assert all(map(torch.equal, attend(*among.split((4, 2, 2), 2)), expected))
@@ -165,22 +195,24 @@ def test_tensors_that_lie_among_others() -> None:
     assert all(map(torch.equal, attend(*turned), expected))
 
 
-def test_scores_of_any_size() -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_of_any_size(dtype: torch.dtype) -> None:
     """A single key of a far larger score is all that counts, wherever it lies; equal ones are a mean."""
-    _, k, v = inputs(1, 1, 600, 1, 1, 64)
-    q = torch.zeros(1, 1, 1, 64)
+    _, k, v = inputs(1, 1, 600, 1, 1, 64, dtype)
+    q = torch.zeros(1, 1, 1, 64, dtype=dtype)
     q[..., 0] = 1e4
     for place in (0, 15, 16, 255, 256, 599):
         keys = k.clone()
         keys[..., 0] = 0.0
         keys[0, place, 0, 0] = 1.0
-        torch.testing.assert_close(attend(q, keys, v).output[0, 0], v[0, place], rtol=1e-6, atol=0)
-    torch.testing.assert_close(attend(torch.zeros_like(q), k, v).output[0, 0], v[0].mean(0), rtol=0, atol=1e-6)
+        torch.testing.assert_close(attend(q, keys, v).output[0, 0], v[0, place].float(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(attend(torch.zeros_like(q), k, v).output[0, 0], v[0].float().mean(0), rtol=0, atol=1e-6)
 
 
-def test_what_a_query_may_not_see_weighs_nothing() -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_a_query_may_not_see_weighs_nothing(dtype: torch.dtype) -> None:
     """Not even where a later value is as large as a number can be."""
-    q, k, v = inputs(1, 24, 24, 1, 2, 32)
+    q, k, v = inputs(1, 24, 24, 1, 2, 32, dtype)
     v[:, :19] = 0.0
     v[:, 20] = 3e38
     found = attend(q, k, v, is_causal=True).output
@@ -189,8 +221,9 @@ def test_what_a_query_may_not_see_weighs_nothing() -> None:
         assert torch.equal(attend(q[:, :last], k[:, :last], v[:, :last], is_causal=True).output, found[:, :last])
 
 
-def test_a_missing_number_of_a_query_or_a_key_spoils_what_attends_to_it_alone() -> None:
-    q, k, v = inputs(2, 90, 90, 2, 1, 32)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_missing_number_of_a_query_or_a_key_spoils_what_attends_to_it_alone(dtype: torch.dtype) -> None:
+    q, k, v = inputs(2, 90, 90, 2, 1, 32, dtype)
     expected = attend(q, k, v, is_causal=True).output
     k[1, 50, 1, 3] = torch.nan
     q[0, 7, 0, 0] = torch.nan
@@ -214,7 +247,7 @@ def test_what_does_not_fit_is_refused() -> None:
             attend(*bad)
     with pytest.raises(ValueError, match=r"\[1, 5, 4, 32\], torch.float32 \[1, 4, 2, 32\]"):
         attend(q, k[:, :4], v[:, :4], is_causal=True)
-    assert has_kernel(q) and not has_kernel(q.bfloat16()) and not has_kernel(q[..., :4]) and not has_kernel(torch.empty(1, 528))
+    assert has_kernel(q) and not any(map(has_kernel, (q.half(), q[..., :4], q.bfloat16()[..., :16], torch.empty(1, 528))))
 
 
 def test_towers_attend_within_sequences_with_and_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
