@@ -306,6 +306,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     times: TimeTokens | None = None
     tiles: TileTokens | None = None
     prompt_texts: tuple[tuple[str, str], ...] = ()  # pieces of a rendered template, and what each is before it becomes tokens
+    behind_ids: tuple[int, ...] = ()  # of text that has positions of the medium behind which it stands
     item_text_ids: tuple[int, ...] = ()  # that the text in and around the tokens of media is made of, besides times
     positions_per_second: float = 1.0  # of video, on the temporal axis of M-RoPE
     seconds_per_chunk: float = 2.0  # of a video and its sound track, which take turns

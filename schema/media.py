@@ -100,7 +100,9 @@ class ItemShape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
-    """The place of an item's tokens in the expanded prompt: [start, start + shape.num_tokens)."""
+    """The place of an item's tokens in the expanded prompt: [start, start + shape.num_tokens). ``num_behind``: of the prompt's next
+    tokens, so many are text that the family places with the item."""
 
     start: int
     shape: ItemShape
+    num_behind: _Count = 0

@@ -51,6 +51,7 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -
         window_tokens=model.language.window,
         window_chunk=model.language.window_chunk,
         placeholder_ids={kind: model.placeholder_id(kind) for kind in model.media_kinds},
+        behind_ids=frozenset(model.behind_ids),
         sees_pictures=model.language.sees_pictures,
         max_items=config.media.max_items,
         max_request_pixels=config.media.max_request_pixels,

@@ -342,6 +342,7 @@ def models(checkpoints: Callable[[str], Path]) -> Callable[[str], Loaded]:
                 "mistral3": "Mistral3ForConditionalGeneration",
                 "internvl": "InternVLForConditionalGeneration",
                 "minicpmv4_6": "MiniCPMV4_6ForConditionalGeneration",
+                "minicpmv4_7": "MiniCPMV4_7ForConditionalGeneration",
                 "paddleocr_vl": "PaddleOCRVLForConditionalGeneration",
                 "llava_next": "LlavaNextForConditionalGeneration",
                 "llava_onevision": "LlavaOnevisionForConditionalGeneration",

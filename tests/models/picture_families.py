@@ -64,8 +64,9 @@ def minicpm_v(checkpoint: Path) -> Any:
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     images = _images(checkpoint, "minicpmv4_6.image_processing_pil_minicpmv4_6", "MiniCPMV4_6ImageProcessorPil")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transformers.MiniCPMV4_6Processor, "check_argument_for_proper_class", lambda *_: None)
-        return transformers.MiniCPMV4_6Processor(images, images, tokenizer)
+        made = getattr(transformers, json.loads((checkpoint / "preprocessor_config.json").read_bytes())["processor_class"])
+        patch.setattr(made, "check_argument_for_proper_class", lambda *_: None)
+        return made(images, images, tokenizer)
 
 
 def internvl(checkpoint: Path) -> Any:
@@ -150,7 +151,7 @@ _PIXTRAL: Sizes = (
     *((28, 28), (29, 27), (33, 61), (56, 56), (57, 59), (112, 56), (210, 210), (211, 209), (210, 30), (30, 210), (420, 300)),
     *((300, 41), (97, 203), (150, 31), (640, 480), (400, 77), (69, 99), (29, 150), (43, 43), (42, 70)),
 )
-_SLICES: Sizes = (
+SLICES: Sizes = (
     *((1, 1), (7, 400), (400, 7), (33, 21), (100, 100), (99, 101), (101, 100), (100, 200), (201, 100), (111, 99), (300, 300)),
     *((300, 41), (97, 203), (150, 31), (640, 480), (61, 999), (17, 23), (29, 290), (5000, 40), (299, 301), (173, 173), (84, 140)),
 )
@@ -160,7 +161,8 @@ PICTURE_FAMILIES: Mapping[str, PictureFamily] = {
     "lighton_ocr": PictureFamily(pixtral, _PIXTRAL, (without_model,)),
     "mistral3": PictureFamily(pixtral, _PIXTRAL, (within_model,)),
     "pixtral": PictureFamily(pixtral, _PIXTRAL, (within_model,)),
-    "minicpmv4_6": PictureFamily(minicpm_v, _SLICES, (without_model,)),
+    "minicpmv4_6": PictureFamily(minicpm_v, SLICES, (without_model,)),
+    "minicpmv4_7": PictureFamily(minicpm_v, SLICES, (without_model,)),
     "paddleocr_vl": PictureFamily(paddleocr_vl, _DOCUMENTS, (of_paddle,)),
     "llava": PictureFamily(llava, _LLAVA, (of_hub, of_hub_within_model)),
     "llava_next": PictureFamily(llava, _LLAVA, (of_hub, of_hub_within_model)),

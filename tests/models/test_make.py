@@ -31,7 +31,7 @@ FAMILIES = (
     "qwen3_asr",
     "smolvlm",
     *("internvl", "lighton_ocr", "mistral3", "qwen3_omni_moe", "llava_onevision", "paddleocr_vl", "pixtral"),
-    "minicpmv4_6",
+    *("minicpmv4_6", "minicpmv4_7"),
 )
 
 SENTENCE = "What can you see in this picture? It's 42 über-café 日本語 🙂\n\n  def f(x):\treturn x"

@@ -1,23 +1,28 @@
 """MiniCPM-V beside transformers: what ``test_picture_families`` does not show of all families that see pictures."""
 
 from collections.abc import Callable
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace
 
 from mmrt.actors.host.media_rules import for_medium, image_of_share
 from mmrt.models.architecture import ModelConfig
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError, UnsupportedMediaError
-from mmrt.models.families import minicpm_v
 from mmrt.models.families.item_check import fault_of
+from mmrt.models.families.minicpm_v import MINICPM_V_4_6, MINICPM_V_4_7
+from mmrt.models.families.minicpm_v.canvas import _spread
 from mmrt.models.item_text import with_prompt_texts
 from mmrt.schema.media import ItemShape, MediaOptions, View
+from mmrt.tests.models.conftest import Loaded
+from mmrt.tests.models.picture_families import SLICES
 from mmrt.tests.models.picture_families import minicpm_v as processor_of
-from mmrt.tests.models.whole_prompts import edited
+from mmrt.tests.models.whole_prompts import edited, noise, prompt_of
 from mmrt.tests.settings import ImportedLater
 
 transformers: Any = ImportedLater("transformers")
@@ -42,7 +47,7 @@ def test_sizes_are_transformers(config: ModelConfig) -> None:
             refined = theirs.get_refine_size((height, width), grid, 448, 14, "16x", allow_upscale=True)
             h, w = refined[0] // grid[0], refined[1] // grid[1]
             views += [View((refined,), (x * w, y * h, w, h)) for y in range(grid[0]) for x in range(grid[1])]
-        item = minicpm_v.image_item(published, height, width)
+        item = MINICPM_V_4_6.image_item(published, height, width)
         assert [segment.views for segment in item.segments] == [(view,) for view in views], (height, width)
         assert fault_of(published, "image", item) == ""
 
@@ -50,7 +55,7 @@ def test_sizes_are_transformers(config: ModelConfig) -> None:
 def test_a_bound_on_pixels_makes_fewer_slices(config: ModelConfig) -> None:
     counts = []
     for max_pixels in (10**9, 6 * 100**2, 2 * 100**2, 1):
-        item = minicpm_v.image_item(for_medium(config, MediaOptions(max_pixels=max_pixels)), 340, 250)
+        item = MINICPM_V_4_6.image_item(for_medium(config, MediaOptions(max_pixels=max_pixels)), 340, 250)
         assert fault_of(config, "image", item) == ""
         counts.append(len(item.segments))
     assert counts == [10, 7, 3, 1]
@@ -58,7 +63,7 @@ def test_a_bound_on_pixels_makes_fewer_slices(config: ModelConfig) -> None:
 
 def test_a_share_of_the_tokens(config: ModelConfig) -> None:
     """By fewer slices: as many as have it."""
-    whole = minicpm_v.image_item(config, 340, 250)
+    whole = MINICPM_V_4_6.image_item(config, 340, 250)
     items = [image_of_share(config, 340, 250, share) for share in (1.0, 0.75, 0.5, 0.25, 0.05)]
     assert items[0] == whole and len(items[-1].segments) == 1
     assert all(item.num_tokens <= share * whole.num_tokens for item, share in zip(items[:4], (1.0, 0.75, 0.5, 0.25), strict=True))
@@ -67,7 +72,7 @@ def test_a_share_of_the_tokens(config: ModelConfig) -> None:
 
 def test_slices_that_lie(config: ModelConfig) -> None:
     """Their number is the item's, and so is the size of the whole."""
-    item = minicpm_v.image_item(config, 250, 500)
+    item = MINICPM_V_4_6.image_item(config, 250, 500)
     whole, *slices = item.segments
     assert whole.grid != slices[0].grid
     rows, columns = item.grid[1:]
@@ -89,7 +94,7 @@ def test_numbers_of_pictures_are_per_request(checkpoints: Callable[[str], Path],
     pictures = [np.zeros((30, 30, 3), np.uint8)] * 12
     theirs = processor(text=[text], images=pictures, return_tensors="pt")["input_ids"][0].tolist()
     ours = processor.tokenizer(with_prompt_texts(text, config.prompt_texts))["input_ids"]
-    item = minicpm_v.image_item(config, 30, 30)
+    item = MINICPM_V_4_6.image_item(config, 30, 30)
     (segment,) = item.segments
     its = [*segment.lead, *[config.image_token_id] * segment.num_tokens, *segment.trail]
     assert [id for token in ours for id in (its if token == config.image_token_id else [token])] == theirs
@@ -100,17 +105,49 @@ def test_numbers_of_pictures_are_per_request(checkpoints: Callable[[str], Path],
 def test_pictures_that_are_not_cut(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
     made = edited(checkpoints("minicpmv4_6"), tmp_path / "made", "preprocessor_config.json", {"slice_mode": False})
     config = load_model_config(made)
-    assert len(minicpm_v.image_item(config, 3000, 200).segments) == 1
+    assert len(MINICPM_V_4_6.image_item(config, 3000, 200).segments) == 1
 
 
 def test_other_media(config: ModelConfig) -> None:
     for refuse, said in (
-        (lambda: minicpm_v.image_item(config, 0, 9), "picture of 9x0 pixels is empty"),
-        (lambda: minicpm_v.video_item(config, 4, 60, 60, 2.0), "this model takes no video"),
-        (lambda: minicpm_v.audio_item(config, 300), "this model takes no audio"),
+        (lambda: MINICPM_V_4_6.image_item(config, 0, 9), "picture of 9x0 pixels is empty"),
+        (lambda: MINICPM_V_4_6.video_item(config, 4, 60, 60, 2.0), "this model takes no video"),
+        (lambda: MINICPM_V_4_6.audio_item(config, 300), "this model takes no audio"),
     ):
         with pytest.raises(UnsupportedMediaError, match=said):
             refuse()
+
+
+@pytest.mark.parametrize("has_numbers", [True, False])
+def test_positions_on_canvases_are_transformers(models: Callable[[str], Loaded], has_numbers: bool) -> None:
+    """Of pictures at the start and the end, beside each other, with line ends and spaces behind them, in rows and columns of slices."""
+    loaded = models("minicpmv4_7")
+    config = loaded.config if has_numbers else replace(loaded.config, prompt_texts=())
+    loaded, processor = replaced(loaded, config=config), processor_of(loaded.path)
+    processor.default_use_image_id = has_numbers
+    for content in (
+        ["only text"],
+        [noise(30, 40), "What is it?"],
+        [noise(300, 300), "\nWhat is it?"],
+        ["Say:", noise(100, 340), "\n", noise(340, 90), noise(20, 20), noise(250, 120), " ", noise(7, 400), "\n\nCompare."],
+        ["A", noise(300, 41), noise(640, 480), "\n", noise(61, 999), "\n x"],
+        *([noise(*size), "Tell."] for size in SLICES),
+    ):
+        prompt = prompt_of(loaded, processor, content)
+        inputs = prompt.reference_inputs
+        assert prompt.ids == inputs["input_ids"][0].tolist()
+        found, delta = MINICPM_V_4_7.positions(config, len(prompt.ids), prompt.spans)
+        names = ("input_ids", "mm_token_type_ids", "target_sizes")
+        expected, deltas = loaded.reference.model.get_rope_index(**{name: inputs[name] for name in names if name in inputs})
+        np.testing.assert_array_equal(found, expected[:, 0].numpy())
+        assert delta == deltas.item()
+
+
+def test_a_stretched_grid_is_rounded_as_torch_does() -> None:
+    for count in range(1, 60):
+        for length in range(count, 300, 7):
+            expected = torch.linspace(0, length - 1, count).round().long().numpy()
+            np.testing.assert_array_equal(_spread(count, length), expected)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {

@@ -19,9 +19,9 @@ from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.item_text import with_prompt_texts
 from mmrt.runtime.bus.messages import Generation, MediaItem, RequestSpec
-from mmrt.runtime.controller.rows.expansion import check_placeholders, expand
+from mmrt.runtime.controller.rows.expansion import check_placeholders, expand, spans_of
 from mmrt.runtime.controller.scheduling.types import Limits
-from mmrt.schema.media import ItemShape, MediaOptions, MediaSpan
+from mmrt.schema.media import ItemShape, MediaOptions
 from mmrt.tests.models.conftest import PAGE_TOKENS, Loaded, Prompt, model_over
 from mmrt.tests.models.kept import exact
 
@@ -63,13 +63,13 @@ def prompt_of(loaded: Loaded, processor: Any, content: Sequence[str | Pixels]) -
     limits = Limits(
         num_rows=1, max_context=1 << 20, kv_page_tokens=16, num_kv_pages=8, media_page_bytes=4096, num_media_pages=8,
         patch_page_bytes=4096, num_patch_pages=8, embedding_page_tokens=32, num_embedding_pages=8,
-        placeholder_ids={"image": config.image_token_id},
+        placeholder_ids={"image": config.image_token_id}, behind_ids=frozenset(config.behind_ids),
     )  # fmt: skip
     ids = tokenizer(with_prompt_texts(text, config.prompt_texts))["input_ids"]
     spec = RequestSpec(Generation("r"), ids, [MediaItem("image", 9) for _ in items], 4)
     check_placeholders(spec, limits)
     ids, starts = expand(spec, [item for item, _ in items], limits)
-    spans = [MediaSpan(start, item) for start, (item, _) in zip(starts, items, strict=True)]
+    spans = spans_of(ids, starts, [item for item, _ in items], limits)
     images = [Image.fromarray(pixels) for pixels in pictures] or None
     inputs = processor(text=[text], images=[images] if is_nested and images else images, return_tensors="pt")
     return Prompt(ids, spans, [rows for _, rows in items], dict(inputs))

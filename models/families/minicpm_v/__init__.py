@@ -1,6 +1,6 @@
-"""MiniCPM-V 4.6: text and pictures. As transformers' ``minicpmv4_6``, with the decoder of Qwen3.5.
+"""MiniCPM-V 4.6 and 4.7: text and pictures. As transformers' ``minicpmv4_6`` and ``minicpmv4_7``, with the decoder of Qwen3.5.
 
-A picture is shown as a whole, a large one once more in slices, behind its number in the request.
+A picture is shown as a whole, a large one once more in slices, behind its number in the request. The two differ by positions.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,20 +18,16 @@ from ..family import CheckpointRecipe, made_recipes
 from ..fields import parse_mlps
 from ..qwen2_5 import media, seeing
 from ..qwen2_5.tensors import placed
-from ..qwen3_5 import parse_text as parse_qwen3_5
+from ..qwen3.hybrid import parse_text as parse_qwen3_5
 from ..text.nested import is_tied
 from ..vit import VitConfig, parse_vit, vit_specs
-from . import slices
+from . import canvas, slices
 from .texts import add_texts
 
 if TYPE_CHECKING:
     import torch
 
     from ...towers.interface import Tower
-
-positions, image_item = no_media.positions, slices.image_item
-audio_item, sample_frames = media.audio_item, media.sample_frames
-video_item, video_with_sound = seeing.video_item, seeing.video_with_sound
 
 _TOWER = {"hidden_size": 768, "num_attention_heads": 12, "patch_size": 16}  # where the file does not say
 _MERGE = 4  # twice two patches at a side of a token
@@ -44,19 +40,53 @@ class MiniCpmVision(VitConfig, frozen=True, kw_only=True):
     merge_layer: int  # behind which four patches become one; behind the last layer four of these become a token
 
 
-def parse_config(files: CheckpointFiles) -> ModelConfig:
-    """Map config.json. Raises CheckpointError."""
-    root = files.required("config.json")
+class MiniCpmFamily:
+    """A ``Family``. ``has_canvas``: tokens of a picture have positions by where they are seen."""
 
-    def parse_text(text: JsonObject, _: bool) -> LanguageConfig:
-        text.text("model_type", default="qwen3_5_text", choices=("qwen3_5_text",))
-        return parse_qwen3_5(text, is_tied(files, root, text), parse_mlps)
+    def __init__(self, name: str, has_canvas: bool) -> None:
+        self._name, self._has_canvas = name, has_canvas
+        self.positions = canvas.positions if has_canvas else no_media.positions
 
-    def parse_tower(vision: JsonObject, hidden_size: int) -> VitConfig:
-        return _parse_tower(root, vision, hidden_size)
+    def parse_config(self, files: CheckpointFiles) -> ModelConfig:
+        """Map config.json. Raises CheckpointError."""
+        root = files.required("config.json")
 
-    config = seeing.parse_config(files, "minicpmv4_6", parse_text, parse_tower, slices.parse_rules)
-    return add_texts(files, replace(config, video_token_id=-1))
+        def parse_text(text: JsonObject, _: bool) -> LanguageConfig:
+            text.text("model_type", default="qwen3_5_text", choices=("qwen3_5_text",))
+            return parse_qwen3_5(text, is_tied(files, root, text), parse_mlps)
+
+        def parse_tower(vision: JsonObject, hidden_size: int) -> VitConfig:
+            return _parse_tower(root, vision, hidden_size)
+
+        config = add_texts(files, seeing.parse_config(files, self._name, parse_text, parse_tower, slices.parse_rules))
+        return replace(config, video_token_id=-1, behind_ids=config.item_text_ids[-1:] if self._has_canvas else ())
+
+    def recipes(self) -> Mapping[str, CheckpointRecipe]:
+        return made_recipes(__package__, self._name)
+
+    def tensor_specs(self, config: ModelConfig) -> list[TensorSpec]:
+        """Decoder and tower."""
+        assert isinstance(config.vision, MiniCpmVision)
+        return [*language_specs(config.language), *vit_specs(config.vision), *_merger_specs(config.vision)]
+
+    def canonical_name(self, name: str) -> str:
+        """See ``Family``: with and without ``model.`` in front."""
+        return placed(vit.canonical_name(name), {"merger.mlp.0.": "vision.merger."})
+
+    def checkpoint_name(self, name: str) -> str:
+        """See ``Family``."""
+        return placed(name, _SAVED)
+
+    def build_towers(self, config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":
+        # By its name: only the process that builds towers depends on them.
+        towers: dict[MediaKind, Tower] = import_module(f"{__package__}.towers").build_towers(config, weights, device)
+        return towers
+
+    image_item = staticmethod(slices.image_item)
+    audio_item = staticmethod(media.audio_item)
+    sample_frames = staticmethod(media.sample_frames)
+    video_item = staticmethod(seeing.video_item)
+    video_with_sound = staticmethod(seeing.video_with_sound)
 
 
 def _parse_tower(root: JsonObject, vision: JsonObject, hidden_size: int) -> MiniCpmVision:
@@ -75,12 +105,6 @@ def _parse_tower(root: JsonObject, vision: JsonObject, hidden_size: int) -> Mini
     return MiniCpmVision(**{**fields, "merger_depth": 0, "merge_layer": layer})
 
 
-def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
-    """Decoder and tower."""
-    assert isinstance(config.vision, MiniCpmVision)
-    return [*language_specs(config.language), *vit_specs(config.vision), *_merger_specs(config.vision)]
-
-
 def _merger_specs(vision: MiniCpmVision) -> Iterator[TensorSpec]:
     hidden, merged, window = vision.hidden_size, 4 * vision.hidden_size, "vision.vit_merger"
     for part in ("q", "k", "v", "out"):
@@ -95,21 +119,4 @@ def _merger_specs(vision: MiniCpmVision) -> Iterator[TensorSpec]:
     yield from linear("vision.merger.linear_2", vision.out_hidden_size, merged)
 
 
-def canonical_name(name: str) -> str:
-    """See ``Family``: with and without ``model.`` in front."""
-    return placed(vit.canonical_name(name), {"merger.mlp.0.": "vision.merger."})
-
-
-def checkpoint_name(name: str) -> str:
-    """See ``Family``."""
-    return placed(name, _SAVED)
-
-
-def recipes() -> Mapping[str, CheckpointRecipe]:
-    return made_recipes(__package__)
-
-
-def build_towers(config: ModelConfig, weights: "dict[str, torch.Tensor]", device: "torch.device") -> "dict[MediaKind, Tower]":
-    # By its name: only the process that builds towers depends on them.
-    towers: dict[MediaKind, Tower] = import_module(f"{__package__}.towers").build_towers(config, weights, device)
-    return towers
+MINICPM_V_4_6, MINICPM_V_4_7 = MiniCpmFamily("minicpmv4_6", has_canvas=False), MiniCpmFamily("minicpmv4_7", has_canvas=True)

@@ -6,16 +6,20 @@ from typing import Any, NamedTuple
 from ..family import CheckpointRecipe
 from ..qwen2_5.made_checkpoint import chat_template, eos_token_ids, generation_config, text_sizes
 
-_TOKENS = {
-    "image_token": "<|image_pad|>",
-    "video_token": "<|video_pad|>",
+_AROUND = {
     "image_start_token": "<image>",
     "image_end_token": "</image>",
     "slice_start_token": "<slice>",
     "slice_end_token": "</slice>",
+}
+_TOKENS = {
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    **_AROUND,
     "image_id_start_token": "<image_id>",
     "image_id_end_token": "</image_id>",
 }
+_LINE_END = 198  # of made tokenizers
 _SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *_TOKENS.values())
 _TEMPLATE = chat_template("", "{{- '\\n' -}}", "<|image_pad|>", "<|video_pad|>")
 
@@ -67,15 +71,16 @@ _SHAPES = {
 }
 
 
-def recipes() -> dict[str, CheckpointRecipe]:
-    """By shape."""
-    return {name: _recipe(shape) for name, shape in _SHAPES.items()}
+def recipes(family: str) -> dict[str, CheckpointRecipe]:
+    """By shape. Published sizes are those of 4.6."""
+    return {name: _recipe(family, shape) for name, shape in _SHAPES.items() if name == "tiny" or family == "minicpmv4_6"}
 
 
-def _recipe(shape: _Shape) -> CheckpointRecipe:
+def _recipe(family: str, shape: _Shape) -> CheckpointRecipe:
+    processor = f"{family.replace('minicpmv', 'MiniCPMV')}Processor"
     image = {
         "image_processor_type": "MiniCPMV4_6ImageProcessor",
-        "processor_class": "MiniCPMV4_6Processor",
+        "processor_class": processor,
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
         "patch_size": 14,
@@ -109,8 +114,8 @@ def _recipe(shape: _Shape) -> CheckpointRecipe:
             },
         }
         config = {
-            "architectures": ["MiniCPMV4_6ForConditionalGeneration"],
-            "model_type": "minicpmv4_6",
+            "architectures": [processor.replace("Processor", "ForConditionalGeneration")],
+            "model_type": family,
             "dtype": shape.dtype,
             "tie_word_embeddings": shape.tie,
             "image_token_id": ids["<|image_pad|>"],
@@ -119,8 +124,11 @@ def _recipe(shape: _Shape) -> CheckpointRecipe:
             "insert_layer_id": shape.merge_layer,
             "downsample_mode": "16x",
             "text_config": text,
-            "vision_config": {**shape.vision, "model_type": "minicpmv4_6_vision", "hidden_act": "gelu_pytorch_tanh"},
+            "vision_config": {**shape.vision, "model_type": f"{family}_vision", "hidden_act": "gelu_pytorch_tanh"},
         }
+        if family == "minicpmv4_7":
+            config |= {name.replace("token", "id"): ids[token] for name, token in _AROUND.items()}
+            config["newline_id"] = _LINE_END
         return {"config.json": config, "preprocessor_config.json": image, "generation_config.json": generation_config(ids)}
 
     vocab_size = shape.text["vocab_size"]

@@ -58,3 +58,14 @@ def expand(spec: RequestSpec, shapes: Sequence[ItemShape], limits: Limits) -> tu
             prompt += segment.trail
     prompt += spec.prompt_ids[end:]
     return prompt, starts
+
+
+def spans_of(prompt: Sequence[int], starts: Sequence[int], shapes: Sequence[ItemShape], limits: Limits) -> list[MediaSpan]:
+    """Return the places of items in what ``expand`` gives, each with the text that is placed with it."""
+    spans = list[MediaSpan]()
+    for start, shape in zip(starts, shapes, strict=True):
+        end = behind = start + shape.num_tokens
+        while end < len(prompt) and prompt[end] in limits.behind_ids:
+            end += 1
+        spans.append(MediaSpan(start, shape, end - behind))
+    return spans

@@ -23,7 +23,7 @@ from ..state.records import Rehomed, Submitted
 from ..state.request import Request
 from ..state.row_record import MEMBER_BYTES, ItemRecord, RowRecord, SegmentRecord, encode_record
 from ..state.state import BY_RANK, ControllerState
-from .expansion import check_placeholders, expand, expanded_place
+from .expansion import check_placeholders, expand, expanded_place, spans_of
 from .kv_manager import grant_kv, wanted_kv
 from .lifecycle import end, fail, failed_message
 from .media_budget import check_pixels
@@ -216,7 +216,7 @@ def prepare(state: ControllerState, request: Request) -> None:
         lengths = tuple(map(len, prompts))
         max_new_tokens = check_lengths(spec, lengths, limits)
         check_segments(starts, shapes, limits)
-        spans = [MediaSpan(start, shape) for start, shape in zip(starts, shapes, strict=True)]
+        spans = spans_of(prompt, starts, shapes, limits)
         encoded = encode(
             SequenceSpec(
                 key=request.key,
@@ -260,7 +260,7 @@ def set_layout(
     request.answer.begin_in_prefill(state.limits.first_tokens and is_plain and not request.spec.is_prefill_only)
     if shapes:
         request.media.lay_out(_tracker(starts, shapes, state.limits))
-    _set_keys(state, request, prompts, [MediaSpan(start, shape) for start, shape in zip(starts, shapes, strict=True)])
+    _set_keys(state, request, prompts, spans_of(prompts[0], starts, shapes, state.limits))
 
 
 def _set_keys(state: ControllerState, request: Request, prompts: tuple[list[int], ...], spans: list[MediaSpan]) -> None:

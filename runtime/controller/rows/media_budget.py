@@ -8,13 +8,13 @@ from itertools import takewhile
 
 import msgspec
 
-from ....schema.media import ItemShape, MediaSpan
+from ....schema.media import ItemShape
 from ...bus.messages import RequestSpec
 from ...errors import CONTEXT_EXCEEDED, RequestError
 from ..caches import embedding_cache, prefix_cache
 from ..state.known_media import media_key
 from ..state.state import ControllerState
-from .expansion import expand
+from .expansion import expand, spans_of
 
 
 def check_pixels(state: ControllerState, spec: RequestSpec) -> None:
@@ -65,7 +65,7 @@ def _num_in_prefix(state: ControllerState, spec: RequestSpec, shapes: list[ItemS
         if error.code == CONTEXT_EXCEEDED:
             raise
         return 0  # an item without tokens is refused later
-    spans = [MediaSpan(start, shape) for start, shape in zip(starts, known, strict=True)]
+    spans = spans_of(prompt, starts, known, state.limits)
     keys = prefix_cache.keys_of(state, state.era, beginning, prompt, spans)
     caches, saved = [state.pools[pool].cache for pool in state.kv_pools], state.saved["kv"]
 

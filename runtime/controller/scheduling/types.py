@@ -85,6 +85,7 @@ class Limits:
     window_tokens: int = 0  # that such a layer attends to, the newest included
     window_chunk: int = 0  # tokens of a chunk at most, where they have such pages, and of a picture that a chunk must hold
     placeholder_ids: dict[MediaKind, int] = field(default_factory=dict)
+    behind_ids: frozenset[int] = frozenset()  # as in ``ModelConfig``
     max_items: int = 512
     max_request_pixels: int = 1 << 29  # of the pictures of a request that no cache has
     max_waiting: int = 256
