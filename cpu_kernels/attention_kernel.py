@@ -2,7 +2,8 @@
 them.
 
 A sequence's result is the same bits in any batch and team of threads. Softmax goes along with the pages: sums so far are scaled again
-whenever a page has a larger score. Shapes: B sequences, HKV heads of K and V, G query heads for each, D head_dim.
+whenever a page has a larger score. Where the processor has AVX512-BF16, it multiplies bfloat16's queries and K as they are stored; V is
+always weighted in float32. Shapes: B sequences, HKV heads of K and V, G query heads for each, D head_dim.
 """
 
 import math
@@ -14,12 +15,13 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from .kernel import STORED, Kernel, available_threads, load_kernel, vector_width
+from .kernel import STORED, Kernel, available_threads, has_bfloat16, load_kernel, vector_width
 from .machine_code import (
     FLOAT,
     INT,
     POINTER,
     add_product,
+    add_products_of_pairs,
     address,
     clear,
     columns,
@@ -31,18 +33,19 @@ from .machine_code import (
     loop,
     maximum,
     minimum,
-    multiply_add,
     new_sums,
     numbers,
     prefetch,
     reduce,
     spread,
+    sums_of_each,
 )
 
 _LEAST_WORK = 1 << 17  # numbers of K: fewer are left to one thread
 _MOST_PAGE_TOKENS = 64  # code grows with the tokens of a page
 _NO_WINDOW = 1 << 30  # tokens, more than a sequence has
 _AT_ONCE = 2  # vectors of an output that are added to together: the sums of four query heads fit in registers
+_REGISTERS = 32  # of AVX512
 
 
 class Shape(NamedTuple):
@@ -123,14 +126,16 @@ def _kernel(shape: Shape) -> Kernel:
     assert width is not None
     name = f"attention-{shape.kv_heads}-{shape.group}-{shape.head_dim}-{shape.page_tokens}-{STORED[shape.stored]}"
     name += f"-{shape.scale.hex()}" if shape.scale else ""
-    return load_kernel(name, _Heads(shape, width), None)
+    with_pairs = shape.stored == torch.bfloat16 and has_bfloat16()
+    return load_kernel(name, _Heads(shape, width, with_pairs), None, with_bfloat16=with_pairs)
 
 
 class _Head(NamedTuple):
     """Where a head of a sequence keeps what it needs, in values of LLVM."""
 
-    q: ir.Value  # float32 [G, D], times the scale
+    q: ir.Value  # float32 [G, D], times the scale; bfloat16 as they come where pairs are multiplied
     sums: ir.Value  # float32 [G, D]: of V so far
+    products: ir.Value  # float32 [G, page_tokens, in whole vectors, a vector]: a score is the sum of the last dimension
     scores: ir.Value  # float32 [G, page_tokens, in whole vectors]
     largest: list[ir.Value]  # of the scores so far, by query head, as vectors of one number
     weights: list[ir.Value]  # sums of their exponentials, likewise
@@ -140,6 +145,7 @@ class _Memory(NamedTuple):
     """Of a thread, for all heads of a sequence: the parts of ``_Head`` that do not lie in the result."""
 
     q: ir.Value
+    products: ir.Value
     scores: ir.Value
     largest: ir.Value
     weights: ir.Value
@@ -155,11 +161,16 @@ class _Heads:
 
     most_rows = 1
 
-    def __init__(self, shape: Shape, width: int) -> None:
-        self._shape, self._width, self._floats = shape, width, ir.VectorType(FLOAT, width)
+    def __init__(self, shape: Shape, width: int, with_pairs: bool) -> None:
+        """``with_pairs``: K and queries are multiplied by instructions of AVX512-BF16."""
+        self._shape, self._width, self._floats, self._with_pairs = shape, width, ir.VectorType(FLOAT, width), with_pairs
+        self._scale = shape.scale or 1 / math.sqrt(shape.head_dim)
         self._stored = STORED[shape.stored]
         self._line = 64 // shape.stored.itemsize
         self._padded = -(-shape.page_tokens // width) * width
+        twice = 2 * _AT_ONCE
+        fits = width == 16 and twice * (shape.group + 1) < _REGISTERS and shape.head_dim % (twice * width) == 0
+        self._at_once = twice if fits else _AT_ONCE
 
     def emit(self, builder: ir.IRBuilder, num_rows: int, arguments: Sequence[ir.Value]) -> None:
         words, _, start, stop = arguments
@@ -205,7 +216,8 @@ class _Heads:
         states = kv_heads * group * self._width
         found = []
         with builder.goto_entry_block():
-            for length in (kv_heads * group * head_dim, group * self._padded, states, states):
+            products = group * self._padded * self._width
+            for length in (kv_heads * group * head_dim, products, group * self._padded, states, states):
                 array = builder.alloca(ir.ArrayType(FLOAT, length))
                 array.align = 64
                 found.append(builder.inttoptr(builder.ptrtoint(array, INT), POINTER))  # of any type
@@ -219,7 +231,7 @@ class _Heads:
         place = builder.mul(kv_head, constant(group * self._width))
         places = [builder.add(place, constant(number * self._width)) for number in range(group)]
         largest, weights = ([address(builder, base, place) for place in places] for base in (memory.largest, memory.weights))
-        return _Head(q, sums, memory.scores, largest, weights)
+        return _Head(q, sums, memory.products, memory.scores, largest, weights)
 
     def _add_page(
         self,
@@ -235,66 +247,86 @@ class _Heads:
         k, k_after = (address(builder, page, of_head, self._stored) for page in pages)
         v, v_after = (address(builder, base, constant(kv_heads * head_dim), self._stored) for base in (k, k_after))
         token_numbers = constant(2 * kv_heads * head_dim)
-        self._score(builder, head, k, token_numbers, tokens, (k_after, v_after))
+        self._multiply(builder, head, k, token_numbers, tokens, k_after)
         for number in range(group):
-            self._weigh(builder, head, number)
-        self._add_values(builder, head, v, token_numbers, tokens)
+            self._weigh(builder, head, number, tokens)
+        self._add_values(builder, head, v, token_numbers, tokens, v_after)
 
     def _first(self, builder: ir.IRBuilder, row: ir.Value, index: ir.Value, page_numbers: ir.Value) -> ir.Value:
         """Where a sequence's page begins."""
         return builder.mul(builder.load(address(builder, row, index, INT), align=8, typ=INT), page_numbers)
 
     def _begin(self, builder: ir.IRBuilder, head: _Head, words: ir.Value, sequence: ir.Value, kv_head: ir.Value) -> None:
-        """Scale the queries, and clear the sums."""
+        """Take the queries, and clear the sums."""
         _, group, head_dim, *_ = self._shape
         first = builder.mul(sequence, load_word(builder, words, 2))
         place = builder.add(first, builder.mul(kv_head, constant(group * head_dim)))
         queries = address(builder, load_word(builder, words, 8, POINTER), place, self._stored)
-        scale = numbers(self._floats, self._shape.scale or 1 / math.sqrt(head_dim))
         for number in range(group):
             builder.store(numbers(self._floats, -math.inf), head.largest[number])
             builder.store(numbers(self._floats, 0.0), head.weights[number])
         for column, _ in columns(builder, group * head_dim, self._width):
-            self._store(builder, builder.fmul(self._values(builder, queries, column), scale), head.q, column)
             self._store(builder, numbers(self._floats, 0.0), head.sums, column)
+            if self._with_pairs:
+                taken = load_vector(builder, queries, column, self._width, self._stored)
+                builder.store(taken, address(builder, head.q, column, self._stored), align=2)
+            else:
+                scale = numbers(self._floats, self._scale)
+                self._store(builder, builder.fmul(self._values(builder, queries, column), scale), head.q, column)
 
-    def _score(
+    def _multiply(
         self,
         builder: ir.IRBuilder,
         head: _Head,
         k: ir.Value,
         token_numbers: ir.Value,
         tokens: tuple[ir.Value, ir.Value],
-        ahead: Sequence[ir.Value],
+        ahead: ir.Value,
     ) -> None:
-        """Write the products of the queries with K of tokens of a page; the others count as -inf.
+        """Write the products of the queries with K of tokens of a page.
 
         K and V of the next page (``ahead``) are fetched meanwhile. The processor does not do so by itself: a head has a short piece of
         each token's numbers, far from its next one.
         """
         _, group, head_dim, *_ = self._shape
-        for column in range(0, group * self._padded, self._width):
-            self._store(builder, numbers(self._floats, -math.inf), head.scores, constant(column))
         sums = new_sums(builder, group, 1, self._floats)
+        step = 2 * self._width if self._with_pairs else self._width
         with loop(builder, *tokens, 1) as token:
             place = builder.mul(token, token_numbers)
             clear(builder, sums, self._floats)
-            for base in ahead:
-                for column in range(0, head_dim, self._line):
-                    prefetch(builder, base, builder.add(place, constant(column)), self._stored)
-            for column, _ in columns(builder, head_dim, self._width):
-                keys = self._values(builder, k, builder.add(place, column))
+            for column in range(0, head_dim, self._line):
+                prefetch(builder, ahead, builder.add(place, constant(column)), self._stored)
+            for column, _ in columns(builder, head_dim, step):
+                keys = self._factors(builder, k, builder.add(place, column), self._stored)
                 for number, (total,) in enumerate(sums):
                     at = builder.add(constant(number * head_dim), column)
-                    add_product(builder, total, load_vector(builder, head.q, at, self._width), keys)
+                    queries = self._factors(builder, head.q, at, self._stored if self._with_pairs else FLOAT)
+                    (add_products_of_pairs if self._with_pairs else add_product)(builder, total, queries, keys)
             for number, (total,) in enumerate(sums):
-                score = reduce(builder, builder.load(total, typ=self._floats), builder.fadd)
-                builder.store(score, address(builder, head.scores, builder.add(token, constant(number * self._padded))))
+                at = builder.mul(builder.add(token, constant(number * self._padded)), constant(self._width))
+                self._store(builder, builder.load(total, typ=self._floats), head.products, at)
 
-    def _weigh(self, builder: ir.IRBuilder, head: _Head, number: int) -> None:
+    def _factors(self, builder: ir.IRBuilder, base: ir.Value, place: ir.Value, stored: ir.Type) -> ir.Value:
+        """A vector of float32, or of pairs of bfloat16 in the same bits."""
+        if not self._with_pairs:
+            return load_floats(builder, base, place, self._width, stored)
+        return builder.bitcast(load_vector(builder, base, place, 2 * self._width, stored), self._floats)
+
+    def _scores(self, builder: ir.IRBuilder, head: _Head, first: int, tokens: tuple[ir.Value, ir.Value]) -> ir.Value:
+        """Scores by one query head of a vector of tokens, the ``first`` of [G, page_tokens]; those that do not count are -inf."""
+        rows = range(first * self._width, (first + self._width) * self._width, self._width)
+        found = sums_of_each(builder, [load_vector(builder, head.products, constant(row), self._width) for row in rows])
+        if self._with_pairs:
+            found = builder.fmul(found, numbers(self._floats, self._scale))
+        places = ir.Constant(ir.VectorType(INT, self._width), [first % self._padded + index for index in range(self._width)])
+        low, high = (spread(builder, token, self._width) for token in tokens)
+        counts = builder.and_(builder.icmp_signed(">=", places, low), builder.icmp_signed("<", places, high))
+        return builder.select(counts, found, numbers(self._floats, -math.inf))
+
+    def _weigh(self, builder: ir.IRBuilder, head: _Head, number: int, tokens: tuple[ir.Value, ir.Value]) -> None:
         """Turn a query head's scores on a page into weights, and scale its sums by what a larger score makes of them."""
         vectors = range(number * self._padded, (number + 1) * self._padded, self._width)
-        scores = [load_vector(builder, head.scores, constant(column), self._width) for column in vectors]
+        scores = [self._scores(builder, head, column, tokens) for column in vectors]
         before = builder.load(head.largest[number], typ=self._floats)
 
         def larger(one: ir.Value, other: ir.Value) -> ir.Value:
@@ -303,34 +335,49 @@ class _Heads:
         found = before
         for part in scores:
             found = larger(part, found)
-        now = spread(builder, reduce(builder, found, larger), self._width)
-        builder.store(now, head.largest[number])
-        scale = exponential(builder, builder.fsub(before, now))
-        total = numbers(self._floats, 0.0)
+        largest = reduce(builder, found, larger)
+        now = spread(builder, largest, self._width)
+        with builder.if_then(builder.fcmp_ordered(">", largest, builder.extract_element(before, ir.Constant(ir.IntType(32), 0)))):
+            builder.store(now, head.largest[number])
+            self._scale_sums(builder, head, number, exponential(builder, builder.fsub(before, now)))
+        total = builder.load(head.weights[number], typ=self._floats)
+        whole = numbers(self._floats, 0.0)
         for column, part in zip(vectors, scores, strict=True):
             weight = exponential(builder, builder.fsub(part, now))
             self._store(builder, weight, head.scores, constant(column))
-            total = builder.fadd(total, weight)
-        whole = spread(builder, reduce(builder, total, builder.fadd), self._width)
-        builder.store(multiply_add(builder, builder.load(head.weights[number], typ=self._floats), scale, whole), head.weights[number])
+            whole = builder.fadd(whole, weight)
+        whole = spread(builder, reduce(builder, whole, builder.fadd), self._width)
+        builder.store(builder.fadd(total, whole), head.weights[number])
+
+    def _scale_sums(self, builder: ir.IRBuilder, head: _Head, number: int, scale: ir.Value) -> None:
+        weights = builder.load(head.weights[number], typ=self._floats)
+        builder.store(builder.fmul(weights, scale), head.weights[number])
         for column, _ in columns(builder, self._shape.head_dim, self._width):
             at = builder.add(constant(number * self._shape.head_dim), column)
             self._store(builder, builder.fmul(load_vector(builder, head.sums, at, self._width), scale), head.sums, at)
 
     def _add_values(
-        self, builder: ir.IRBuilder, head: _Head, v: ir.Value, token_numbers: ir.Value, tokens: tuple[ir.Value, ir.Value]
+        self,
+        builder: ir.IRBuilder,
+        head: _Head,
+        v: ir.Value,
+        token_numbers: ir.Value,
+        tokens: tuple[ir.Value, ir.Value],
+        ahead: ir.Value,
     ) -> None:
         """Add V of tokens of a page, times the weights."""
         _, group, head_dim, *_ = self._shape
-        variables = new_sums(builder, group, _AT_ONCE, self._floats)
-        for column, _ in columns(builder, head_dim, _AT_ONCE * self._width):
-            places = [builder.add(column, constant(self._width * index)) for index in range(_AT_ONCE)]
+        variables = new_sums(builder, group, self._at_once, self._floats)
+        for column, _ in columns(builder, head_dim, self._at_once * self._width):
+            places = [builder.add(column, constant(self._width * index)) for index in range(self._at_once)]
             sums = [[builder.add(constant(number * head_dim), place) for place in places] for number in range(group)]
             for ats, row in zip(sums, variables, strict=True):
                 for at, variable in zip(ats, row, strict=True):
                     builder.store(load_vector(builder, head.sums, at, self._width), variable)
             with loop(builder, *tokens, 1) as token:
                 first = builder.mul(token, token_numbers)
+                for place in places[:: self._line // self._width]:
+                    prefetch(builder, ahead, builder.add(first, place), self._stored)
                 parts = [self._values(builder, v, builder.add(first, place)) for place in places]
                 for number, row in enumerate(variables):
                     weight_address = address(builder, head.scores, builder.add(token, constant(number * self._padded)))

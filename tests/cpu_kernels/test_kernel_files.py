@@ -309,9 +309,11 @@ def test_every_kernel_is_an_image() -> None:
             part_rows._Parts(),
             rounding_kernel._Rows(width),
             *(kind(stored, width) for kind in layer_kernels._KINDS.values() for stored in kernel.STORED.values()),
-            attention_kernel._Heads(attention_kernel.Shape(2, 8, 128, 16, torch.bfloat16), width),
-            attention_kernel._Heads(attention_kernel.Shape(8, 1, 64, 64, torch.float32), width),
+            attention_kernel._Heads(attention_kernel.Shape(2, 8, 128, 16, torch.bfloat16), width, False),
+            attention_kernel._Heads(attention_kernel.Shape(8, 1, 64, 64, torch.float32), width, False),
         ):
             assert kernel._compile(kernel._module(tiles, 32), kernel._CPUS[capability]).code
     for packed in (int4_kernels._Tiles, int8g_kernels._Tiles):
         assert kernel._compile(kernel._module(packed(width, with_vnni=True), 32), kernel._WITH_VNNI).code
+    heads = attention_kernel._Heads(attention_kernel.Shape(2, 4, 64, 16, torch.bfloat16), width, True)
+    assert kernel._compile(kernel._module(heads, 32), kernel._WITH_BFLOAT16).code

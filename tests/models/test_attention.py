@@ -96,6 +96,17 @@ def test_the_kernel(dtype: torch.dtype, group: int, head_dim: int, page_tokens: 
         assert torch.equal(sequences.attend(ALL), together)
 
 
+@needs_kernel
+@pytest.mark.parametrize("group", [4, 7])
+def test_bfloat16_without_its_instructions(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_kernel, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(attention_kernel, "_kernel", attention_kernel._kernel.__wrapped__)  # keeps none for other tests
+    sequences = Sequences(torch.bfloat16, group, 64, 16)
+    together = sequences.attend(ALL)
+    for row in ALL:
+        torch.testing.assert_close(together[row].double(), sequences.exact(row), rtol=0, atol=0.01)
+
+
 @pytest.mark.parametrize("has_kernel", [pytest.param(True, marks=needs_kernel), False])
 @pytest.mark.parametrize(("window", "group", "head_dim"), [(1, 2, 64), (33, 8, 256), (48, 1, 512), (200, 2, 64)])
 def test_windows(window: int, group: int, head_dim: int, has_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
