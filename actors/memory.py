@@ -49,6 +49,7 @@ from ..shm.step_gaps import StepGaps
 from ..shm.turns import Turns
 from .host.actor import POLL_S, Actor, Ending
 from .host.device import check_fp8, open_device, sharing_of
+from .host.pipeline import open_streams
 from .host.shared_tensors import FETCH_S, WEIGHTS_INDEX, WEIGHTS_SEGMENT, tensor_over
 from .page_store import PageStore
 
@@ -209,6 +210,8 @@ def make_tables(actor: Actor, layout: MemoryLayout) -> None:
         max_state_bytes=ROW_STATE_BYTES,
     )
     PlanTable.create(run, PLAN_SLOTS, layout.plan_slot_bytes)
+    if actor.config.scheduling.prefill_pipeline:
+        open_streams(run, actor.config, actor.model, writable=True).create()
     if actor.config.num_gateways > 1:
         KeyUse.create(run)
     for gateway in (name for name in actors if stage_of(name) == "gateway"):

@@ -21,7 +21,7 @@ from ..models.lm.warm_up import warm_up_prefill
 from ..models.pictures import whole_runs, within
 from ..models.sampling.logprobs import logprobs_of
 from ..runtime.bus.copy_plans import Load
-from ..runtime.bus.messages import Done, Result, SequenceSpec, decode_sequence_spec
+from ..runtime.bus.messages import Done, Result, SequenceSpec, Skipped, decode_sequence_spec
 from ..runtime.bus.plans import Plan, Prefill, PrefillChunk
 from ..runtime.observe.flight import Kind
 from ..runtime.pools import state_pool
@@ -37,6 +37,7 @@ from .host.language_model import open_language_model
 from .host.logprobs import to_host
 from .host.page_loader import PageLoader
 from .host.page_packer import PackedPages, open_packing, pack_chunks
+from .host.pipeline import PipelineStage
 from .host.plan_loop import serve_plans
 from .host.shared_tensors import SharedTensors
 
@@ -63,7 +64,10 @@ def main(actor: Actor) -> None:
     def note_draw(row: int, generation: int, began_ns: int) -> None:
         actor.flight.record(Kind.FIRST_TOKEN, began_ns, time.monotonic_ns() - began_ns, row, generation)
 
-    worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, completion, actor.turn.after_layer, note_draw)
+    stage = PipelineStage.open(actor.run, actor.config, actor.model, actor.name, shared.device)
+    worker = PrefillWorker(
+        actor.model, model, table, embeddings, layout.kv_page_tokens, completion, actor.turn.after_layer, note_draw, stage
+    )
     cache = cache_directory(actor.config)
     states = PageLoader(actor.run, PagePool.attach(actor.run, state_pool(actor.kv_pool), "fill"), cache) if layout.has_states else None
     loader = PageLoader(actor.run, kv, cache, states)
@@ -94,8 +98,9 @@ class PrefillWorker:
         completion: Completion,
         after_layer: AfterLayer | None = None,
         note_draw: NoteDraw = lambda row, generation, began_ns: None,
+        stage: PipelineStage | None = None,
     ) -> None:
-        """``note_draw`` is told of first tokens."""
+        """``note_draw`` is told of first tokens. ``stage``: of a pipeline; None: it has all layers."""
         self._config = config
         self._model = model
         self._table = table
@@ -103,6 +108,7 @@ class PrefillWorker:
         self._page_tokens = page_tokens
         self._completion = completion
         self._after_layer = after_layer
+        self._stage = stage or PipelineStage.whole(config, torch.device("cpu"))
         self._first_tokens = FirstTokens(config, model, table, note_draw)
         self._positions: OrderedDict[tuple[int, int, int], tuple[NDArray[np.int64], int]] = OrderedDict()
 
@@ -110,12 +116,20 @@ class PrefillWorker:
         """Run one forward over the plan's chunks, to the end; chunks of rows that have ended meanwhile are left out."""
         assert isinstance(plan, Prefill)
         live = [chunk for chunk in plan.chunks if self._table.generation[chunk.row] == chunk.row_generation]
+        stage = self._stage
+        if stage.rank and stage.is_last and any(self._table.num_prefilled(chunk.row)[chunk.member] != chunk.start for chunk in live):
+            return Skipped()  # the chunk before one of them was not done to its end, or this one was done before
         if live:
             try:
                 specs = [decode_sequence_spec(self._table.read_spec(chunk.row)) for chunk in live]
+                chunks = list(map(self._chunk, specs, live))
+                stream = stage.read(plan.relay, live)
+                if not stage.is_last:
+                    stage.write(plan.relay, live, self._model.prefill_layers(chunks, stage.layers, stream, self._after_layer))
+                    return Done()
                 wanted = [at for at, (spec, chunk) in enumerate(zip(specs, live, strict=True)) if _is_read(spec, chunk)]
                 ends = [at for at, (spec, chunk) in enumerate(zip(specs, live, strict=True)) if self._first_tokens.are_due(spec, chunk)]
-                hidden = self._model.prefill(list(map(self._chunk, specs, live)), wanted, self._after_layer, ends)
+                hidden = self._model.prefill(chunks, wanted, self._after_layer, ends, stream, stage.layers.start)
                 states_of = dict(zip(sorted({*wanted, *ends}), hidden, strict=True))
                 for at in wanted:
                     self._write_logprobs(specs[at], live[at], states_of[at])

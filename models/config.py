@@ -104,6 +104,7 @@ def facts_of(config: ModelConfig, kv_page_tokens: int, kv_transfer_dtype: Transf
         log_bytes=states.log_bytes if states is not None else 0,
         state_grid=GRID if states is not None else 0,
         gpu_fault=gpu_fault(config),
+        pipeline_fault=pipeline_fault(config),
         window_page_bytes=config.window_page_bytes(kv_page_tokens),
         window_tokens=config.language.window,
         window_chunk_tokens=config.language.window_chunk,
@@ -122,6 +123,18 @@ def gpu_fault(config: ModelConfig) -> str:
     if sizes := {mixer.head_dim for mixer in mixers} - {*GPU_HEADS}:
         return f"heads of {max(sizes)} values, not {', '.join(map(str, GPU_HEADS))}"
     return ""
+
+
+def pipeline_fault(config: ModelConfig) -> str:
+    """What keeps a model's layers from being divided among stages of prefill; "" for one whose layers can be."""
+    language = config.language
+    if state_layout(config) is not None:
+        return "recurrent states"
+    if language.per_layer is not None:
+        return "inputs of each layer by a token's id"
+    if language.last_owner < language.num_layers - 1:
+        return "layers that share keys and values"
+    return f"layers that attend to a window ({language.window} tokens)" if language.window else ""
 
 
 def _sampling_defaults(files: CheckpointFiles) -> SamplingDefaults:

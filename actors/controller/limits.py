@@ -60,6 +60,7 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -
         max_state_bytes=ROW_STATE_BYTES,
         num_plan_slots=PLAN_SLOTS,
         routing=config.scheduling.routing,
+        prefill_ranks=config.prefill_ranks,
         **tbt_rule(config)._asdict(),
         objectives={kind: objective_of(config, kind) for kind in KINDS},
         prefill_budget=config.scheduling.prefill_budget_tokens,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .decoder import AfterLayer, Chunk, Decoder, StateRows
+from .decoder import AfterLayer, Chunk, Decoder, StateRows, Stream
 
 _SMALL = (1, 2, 4)
 _STEPS = ((64, 8), (256, 32), (1024, 128))  # up to so many rows, buckets are multiples of so many
@@ -108,9 +108,20 @@ class DecodeGraphs:
         return self._model.embed(ids)
 
     def prefill(
-        self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None, ends: Collection[int] = ()
+        self,
+        chunks: list[Chunk],
+        wanted: Collection[int] = (),
+        after_layer: AfterLayer | None = None,
+        ends: Collection[int] = (),
+        stream: Stream | None = None,
+        first: int = 0,
     ) -> list[Tensor]:
-        return self._model.prefill(chunks, wanted, after_layer, ends)
+        return self._model.prefill(chunks, wanted, after_layer, ends, stream, first)
+
+    def prefill_layers(
+        self, chunks: list[Chunk], layers: range, stream: Stream | None = None, after_layer: AfterLayer | None = None
+    ) -> Stream:
+        return self._model.prefill_layers(chunks, layers, stream, after_layer)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden)

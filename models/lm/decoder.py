@@ -53,6 +53,14 @@ class Chunk:
     window_table: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The residual stream of a forward between two layers, ``hidden`` [N, H], and its norm, the next layer's input, [N, H]."""
+
+    hidden: Tensor
+    normed: Tensor
+
+
 class Decoder(Protocol):
     """A language model, as the actors use it. Arguments may lie on the CPU whatever the model's device; results lie on that device."""
 
@@ -61,14 +69,29 @@ class Decoder(Protocol):
         ...
 
     def prefill(
-        self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None, ends: Collection[int] = ()
+        self,
+        chunks: list[Chunk],
+        wanted: Collection[int] = (),
+        after_layer: AfterLayer | None = None,
+        ends: Collection[int] = (),
+        stream: Stream | None = None,
+        first: int = 0,
     ) -> list[Tensor]:
         """Write the chunks' K and V; tokens before a chunk's start must have theirs already, unless their chunk comes earlier.
-        ``after_layer`` is called between layers.
+        ``after_layer`` is called between layers. ``stream``: that of the chunks before layer ``first``, from ``prefill_layers``; their
+        embeddings are not read then.
 
         Returns the last hidden states [n, H] of the ``wanted`` chunks, given by their indices, and [1, H] of the last tokens of those
         in ``ends``, in order: input of ``logits``. Where only ends are asked for, other tokens stop at the last layer that stores.
         """
+        ...
+
+    def prefill_layers(
+        self, chunks: list[Chunk], layers: range, stream: Stream | None = None, after_layer: AfterLayer | None = None
+    ) -> Stream:
+        """The part of ``prefill`` in these layers, of which the last of the model is none (RS1). ``stream`` comes from the layers
+        before them; None at the first. The parts together give the same bits as ``prefill`` alone. Not for a model with a
+        ``pipeline_fault``."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

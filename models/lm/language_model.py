@@ -5,7 +5,7 @@ Shapes: N tokens of all sequences together, B sequences, H hidden, V vocabulary.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import repeat
+from itertools import islice, repeat
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..architecture import ModelConfig
 from ..checkpoint.weights import torch_dtype
-from .decoder import AfterLayer, Chunk, Decoder, StateRefs, StateRows
+from .decoder import AfterLayer, Chunk, Decoder, StateRefs, StateRows, Stream
 from .delta_pages import DeltaPages, StatePools
 from .interface import MakeOperations
 from .kv_pages import KvPages
@@ -76,8 +76,35 @@ class LanguageModel:
 
     @torch.inference_mode()
     def prefill(
-        self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None, ends: Collection[int] = ()
+        self,
+        chunks: list[Chunk],
+        wanted: Collection[int] = (),
+        after_layer: AfterLayer | None = None,
+        ends: Collection[int] = (),
+        stream: Stream | None = None,
+        first: int = 0,
     ) -> list[Tensor]:
+        self._begin_prefill(chunks)
+        stream = stream or self._first_stream(chunks)
+        hidden = stream.hidden
+        inputs = self._inputs_of([chunk.ids for chunk in chunks], hidden)
+        last = len(self._layers) if wanted else self._last_owner
+        normed = self._prefill_layers(chunks, range(first, last), stream, inputs, after_layer)
+        if not wanted:
+            self._layers[self._last_owner].mixer.store(normed)
+            return self._finish_ends(chunks, sorted(ends), hidden, normed, inputs) if ends else []
+        parts = torch.split(normed, [chunk.embeds.shape[0] for chunk in chunks])
+        return [parts[index] if index in wanted else parts[index][-1:] for index in sorted({*wanted, *ends})]
+
+    @torch.inference_mode()
+    def prefill_layers(
+        self, chunks: list[Chunk], layers: range, stream: Stream | None = None, after_layer: AfterLayer | None = None
+    ) -> Stream:
+        self._begin_prefill(chunks)
+        stream = stream or self._first_stream(chunks)
+        return Stream(stream.hidden, self._prefill_layers(chunks, layers, stream, repeat(None), after_layer))
+
+    def _begin_prefill(self, chunks: list[Chunk]) -> None:
         spans = [(chunk.start, chunk.start + chunk.embeds.shape[0]) for chunk in chunks]
         tables = [chunk.block_table for chunk in chunks]
         for attention, is_apart in zip(self._attentions, self._are_apart, strict=True):
@@ -86,19 +113,21 @@ class LanguageModel:
         if self._delta is not None:
             self._delta.begin_prefill(spans, [chunk.state or StateRefs() for chunk in chunks])
         self._operations.begin(torch.cat([chunk.positions for chunk in chunks], 1).to(self._device))
+
+    def _first_stream(self, chunks: list[Chunk]) -> Stream:
         hidden = torch.cat([chunk.embeds for chunk in chunks])  # a copy even of one: it is added to in place
-        normed = self._operations.norm(hidden, self._layers[0].norm)
-        deep = _deep(chunks, hidden)
-        inputs = self._inputs_of([chunk.ids for chunk in chunks], hidden)
-        for layer in self._layers if wanted else self._layers[: self._last_owner]:
-            normed = layer.finish(layer.mixer.prefill(normed), hidden, next(deep, ()), next(inputs))
+        return Stream(hidden, self._operations.norm(hidden, self._layers[0].norm))
+
+    def _prefill_layers(
+        self, chunks: list[Chunk], layers: range, stream: Stream, inputs: Iterator[Tensor | None], after_layer: AfterLayer | None
+    ) -> Tensor:
+        """Add these layers' parts to the stream, in place. Returns its norm for the layer behind them, or the model's last one."""
+        normed, deep = stream.normed, islice(_deep(chunks, stream.hidden), layers.start, None)
+        for layer in self._layers[layers.start : layers.stop]:
+            normed = layer.finish(layer.mixer.prefill(normed), stream.hidden, next(deep, ()), next(inputs))
             if after_layer is not None:
                 after_layer()
-        if not wanted:
-            self._layers[self._last_owner].mixer.store(normed)
-            return self._finish_ends(chunks, sorted(ends), hidden, normed, inputs) if ends else []
-        parts = torch.split(normed, [chunk.embeds.shape[0] for chunk in chunks])
-        return [parts[index] if index in wanted else parts[index][-1:] for index in sorted({*wanted, *ends})]
+        return normed
 
     def _finish_ends(
         self, chunks: list[Chunk], ends: list[int], hidden: Tensor, normed: Tensor, inputs: Iterator[Tensor | None]

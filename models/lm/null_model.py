@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..architecture import ModelConfig, NullConfig
-from .decoder import AfterLayer, Chunk, StateRows
+from .decoder import AfterLayer, Chunk, StateRows, Stream
 
 _SPOKEN = 256  # ids below are single bytes in the tokenizers that ``make`` trains: never control tokens
 
@@ -23,10 +23,27 @@ class NullModel:
         return torch.zeros(ids.shape[0], self._config.language.hidden_size)
 
     def prefill(
-        self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None, ends: Collection[int] = ()
+        self,
+        chunks: list[Chunk],
+        wanted: Collection[int] = (),
+        after_layer: AfterLayer | None = None,
+        ends: Collection[int] = (),
+        stream: Stream | None = None,
+        first: int = 0,
     ) -> list[Tensor]:
-        time.sleep(self._times.prefill_token_ms / 1e3 * sum(chunk.embeds.shape[0] for chunk in chunks))
+        self._take_time(chunks, self._config.language.num_layers - first)
         return [chunks[index].embeds if index in wanted else chunks[index].embeds[-1:] for index in sorted({*wanted, *ends})]
+
+    def prefill_layers(
+        self, chunks: list[Chunk], layers: range, stream: Stream | None = None, after_layer: AfterLayer | None = None
+    ) -> Stream:
+        self._take_time(chunks, len(layers))
+        hidden = torch.cat([chunk.embeds for chunk in chunks])
+        return Stream(hidden, hidden)
+
+    def _take_time(self, chunks: list[Chunk], num_layers: int) -> None:
+        share = num_layers / self._config.language.num_layers
+        time.sleep(share * self._times.prefill_token_ms / 1e3 * sum(chunk.embeds.shape[0] for chunk in chunks))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return torch.zeros(hidden.shape[0], self._config.language.vocab_size)

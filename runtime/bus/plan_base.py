@@ -48,7 +48,7 @@ class PlanBase(Wire, frozen=True):
     WRITES: ClassVar[PoolName | None] = None
     USES_KV: ClassVar[bool] = False  # it reads or writes KV pages of its rows, where their tables say
     FILLS_KV: ClassVar[bool] = False  # it writes those in which their prompts are prefilled
-    COMPUTES: ClassVar[bool] = True  # its actor computes something, which tells its cost, and can be done again from a capture
+    COMPUTES: ClassVar[bool] = True  # its actor computes something, which tells its cost
 
     @property
     def parts(self) -> Sequence[Any]:
@@ -90,6 +90,21 @@ class PlanBase(Wire, frozen=True):
     def cost(self) -> float | None:
         """A number roughly proportional to the duration of the step; None where unknown (media have their own time limit)."""
         return None
+
+    @property
+    def rank(self) -> int:
+        """The stage of prefill's pipeline that does it; 0 without one."""
+        return 0
+
+    @property
+    def relay(self) -> int:
+        """What no other plan in a pipeline has, but the next rank's of the same chunks; -1 without one."""
+        return -1
+
+    @property
+    def can_replay(self) -> bool:
+        """True if it can be done again from a capture."""
+        return self.COMPUTES
 
     @property
     def is_large(self) -> bool:

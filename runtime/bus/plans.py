@@ -151,7 +151,7 @@ class PrefillChunk(TokenChunk, frozen=True):
 
     Of a model with recurrent states: ``state_from`` is the page with the state at the chunk's start, -1 at that of the prompt;
     ``state_to`` gets the one at the last border; ``log`` gets what is behind that, where the prompt ends. ``snapshots``: borders in the
-    chunk, each with a page for the state there.
+    chunk, each with a page for the state there. In a pipeline ``stream_at`` is the place of its first token in the plan's stream.
     """
 
     spans: list[EmbeddingSpan]
@@ -159,16 +159,36 @@ class PrefillChunk(TokenChunk, frozen=True):
     state_to: int = -1
     log: int = -1
     snapshots: list[tuple[int, int]] = []
+    stream_at: int = 0
+
+    @property
+    def pages_read(self) -> list[int]:
+        """The embedding pages that it reads, each once."""
+        return distinct_pages(span.source for span in self.spans)
 
 
 class Prefill(ChunkPlan, frozen=True):
-    """prefill: one forward over these chunks. One that ends a plain row's prompt draws the first token (``decode.first_tokens``)."""
+    """prefill: one forward over these chunks. One that ends a plain row's prompt draws the first token (``decode.first_tokens``).
+
+    In a pipeline (RS1) it is the part of the forward in the layers of the stage ``rank``; the next rank's plan goes on from the stream
+    of ``relay``, which no other plan in flight has (``actors.host.pipeline``).
+    """
 
     STAGE = "prefill"
     KIND = PlanKind.PREFILL
     FILLS_KV = True
 
     chunks: list[PrefillChunk]
+    rank: int = 0
+    relay: int = -1
+
+    @property
+    def can_replay(self) -> bool:
+        return self.relay < 0
+
+    def only(self, is_alive: Callable[[int, int], bool]) -> "Prefill | None":
+        found = super().only(is_alive)
+        return found if found is None or found is self else msgspec.structs.replace(self, chunks=found.chunks)
 
     @property
     def cost(self) -> float:
@@ -192,7 +212,7 @@ class Prefill(ChunkPlan, frozen=True):
             spans = [replace(span, source=run("embedding", span.source)) for span in chunk.spans]
             return replace(chunk, row=row(chunk.row), row_generation=1, spans=spans)
 
-        return Prefill([renumber(chunk) for chunk in self.chunks])
+        return msgspec.structs.replace(self, chunks=[renumber(chunk) for chunk in self.chunks])
 
 
 Plan = Analyse | PreprocessSegment | Encode | Prefill | Load | LoadSegments | Transfer

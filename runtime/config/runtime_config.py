@@ -99,6 +99,11 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return sum(STAGES[stage_of(actor)].listens for actor in self.instances)
 
     @property
+    def prefill_ranks(self) -> int:
+        """The stages of prefill's pipeline; 1 if the run has none."""
+        return sum(stage_of(actor) == "prefill" for actor in self.instances) if self.scheduling.prefill_pipeline else 1
+
+    @property
     def num_kv_pools(self) -> int:
         """One for each device; one without devices."""
         return len(self.devices) or 1
@@ -223,6 +228,8 @@ def convert_config(data: dict[str, Any]) -> RuntimeConfig:
         otlp_url(config.tracing.otlp_endpoint or "http://localhost")
     except ValueError as error:
         raise ConfigError(f"tracing.otlp_endpoint = {show(config.tracing.otlp_endpoint)}: {error}") from None
+    if config.scheduling.prefill_pipeline:
+        _check_pipeline(config)
     if config.autoscale.enabled:
         _check_autoscale(config)
     if config.cache.dir and config.model.on_cuda:
@@ -271,6 +278,19 @@ def _check_autoscale(config: RuntimeConfig) -> None:
         raise ConfigError(
             f"autoscale.enabled: scheduling.preset = {show(config.scheduling.preset)} keeps its layout: leave one of them out"
         )
+
+
+def _check_pipeline(config: RuntimeConfig) -> None:
+    """Raise ConfigError for a run that prefill's actors cannot be a pipeline in."""
+    if config.prefill_ranks < 2:
+        layout = config.actors.layout
+        raise ConfigError(f"scheduling.prefill_pipeline: actors.layout = {show(layout)} has one prefill, expected 2 or more, as E+2P+D")
+    if config.devices:
+        raise ConfigError("scheduling.prefill_pipeline: its stages share one KV pool: leave [[devices]] out")
+    if config.scheduling.preset:
+        raise ConfigError(f"scheduling.prefill_pipeline: scheduling.preset = {show(config.scheduling.preset)} has none: leave one out")
+    if config.autoscale.enabled:
+        raise ConfigError("autoscale.enabled: the stages of scheduling.prefill_pipeline are set at the start: leave one of them out")
 
 
 def _check_transfer(config: RuntimeConfig) -> None:

@@ -127,6 +127,7 @@ class SchedulingSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     policy: str = "auto"  # one of POLICY_NAMES, or a file NAME.py, relative to the configuration's
     preset: Literal["", "monolithic", "split"] = ""  # of presets.py
     routing: Literal["least_load", "round_robin", "random"] = "least_load"  # of work to the instances of a stage
+    prefill_pipeline: bool = False  # prefill's actors are stages of a pipeline, each with a range of layers, not each with all
     tbt_target_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 0.0  # 0: by a step alone (``tbt_rule``)
     prefill_budget_tokens: NotNegative = 0  # tokens per prefill step; 0: learned while serving
     encode_budget_tokens: NotNegative = 0  # patch rows per encode step; 0: likewise

@@ -134,7 +134,7 @@ class PlanCapture:
 
     def before(self, plan_id: int, plan: Plan) -> Capture | None:
         """Capture the plan's inputs if there is an order; they are in a file before the plan begins."""
-        if not plan.COMPUTES or not (written := os.pread(self._orders, _MAX_ORDER_BYTES, 0)):
+        if not plan.can_replay or not (written := os.pread(self._orders, _MAX_ORDER_BYTES, 0)):
             return None
         try:
             order = _decode_order(written)
@@ -203,7 +203,7 @@ def capture_live(run: RunDirectory, actor: str, page_tokens: int, directory: Pat
     actors = actors_of_run(run)
     for record in table.live():
         plan = decode_plan(record.payload)
-        if actors[record.actor] == actor and plan.COMPUTES:
+        if actors[record.actor] == actor and plan.can_replay:
             capture = memory.capture(actor, record.plan_id, plan)
             saved.append(directory / capture.file_name)
             capture.save(saved[-1])

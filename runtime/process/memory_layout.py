@@ -97,10 +97,7 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
     memory = config.memory
     page, mebibyte = memory.kv_page_tokens, 1 << 20
     num_rows = memory.max_sequences or (CUDA_SEQUENCES if config.model.on_cuda else CPU_SEQUENCES)
-    if config.model.on_cuda and facts.gpu_fault:
-        raise ConfigError(f"model.device is {config.model.device!r}, but the model has {facts.gpu_fault}: it runs on a CPU only")
-    if facts.state_grid:
-        _check_states(config, facts.state_grid)
+    _check_model(config, facts)
     if isinstance(room, DeviceRoom):
         embedding, kv, states, window_tokens = size_for_device(config, facts, room, num_rows)
     else:
@@ -149,6 +146,18 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
         device=config.model.device,
         num_recorders=len(config.instances) + 1,
     )
+
+
+def _check_model(config: RuntimeConfig, facts: ModelFacts) -> None:
+    """Raise ConfigError for a model that a run with this configuration cannot have."""
+    if config.model.on_cuda and facts.gpu_fault:
+        raise ConfigError(f"model.device is {config.model.device!r}, but the model has {facts.gpu_fault}: it runs on a CPU only")
+    if config.scheduling.prefill_pipeline and facts.pipeline_fault:
+        raise ConfigError(
+            f"scheduling.prefill_pipeline: the model has {facts.pipeline_fault}, its layers cannot be divided: leave it out"
+        )
+    if facts.state_grid:
+        _check_states(config, facts.state_grid)
 
 
 def _check_states(config: RuntimeConfig, grid: int) -> None:

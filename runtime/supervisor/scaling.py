@@ -87,6 +87,9 @@ class Scaling:
         new, going = [name for name in after if name not in before], [name for name in before if name not in after]
         if gateways := [name for name in [*new, *going] if stage_of(name) == "gateway"]:
             raise RunError(f"in {layout!r} {gateways[0]} would come or go: that needs another start (mmrt up)")
+        changed = [actor for name in [*new, *going] for actor in (after.get(name) or before[name]) if stage_of(actor) == "prefill"]
+        if changed and host.config.scheduling.prefill_pipeline:
+            raise RunError(f"in {layout!r} {changed[0]}, a stage of a pipeline, would come or go: that needs another start (mmrt up)")
         if host.config.model.on_cuda:
             raise RunError(f"on {host.config.model.device} pools take the memory that processes leave at the start: set actors.layout")
         for name in going:

@@ -11,7 +11,7 @@ from mmrt.actors.host.device import Completion
 from mmrt.actors.host.embedding_pages import HostEmbeddingPages
 from mmrt.actors.prefill import PrefillWorker
 from mmrt.models.architecture import ModelConfig
-from mmrt.models.lm.decoder import AfterLayer, Chunk, Decoder, StateRows
+from mmrt.models.lm.decoder import AfterLayer, Chunk, Decoder, StateRows, Stream
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.sampling.sampler import CpuSampler
 from mmrt.runtime.bus.messages import Done, Generation, PageRun, Pooling, SequenceSpec
@@ -44,9 +44,20 @@ class Counting:
         return torch.zeros(len(ids), 1)
 
     def prefill(
-        self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None, ends: Collection[int] = ()
+        self,
+        chunks: list[Chunk],
+        wanted: Collection[int] = (),
+        after_layer: AfterLayer | None = None,
+        ends: Collection[int] = (),
+        stream: Stream | None = None,
+        first: int = 0,
     ) -> list[torch.Tensor]:
         return [chunks[index].embeds for index in wanted]
+
+    def prefill_layers(
+        self, chunks: list[Chunk], layers: range, stream: Stream | None = None, after_layer: AfterLayer | None = None
+    ) -> Stream:
+        raise AssertionError("it has no layers")
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(hidden), self.vocab_size)

@@ -13,8 +13,8 @@ import torch
 from mmrt.actors import memory
 from mmrt.actors.host.actor import Ending
 from mmrt.actors.host.shared_tensors import WEIGHTS_SEGMENT, SharedTensors
-from mmrt.models.config import gpu_fault, load_model_config
-from mmrt.runtime.config.runtime_config import RuntimeConfig
+from mmrt.models.config import gpu_fault, load_model_config, pipeline_fault
+from mmrt.runtime.config.runtime_config import RuntimeConfig, parse_config
 from mmrt.runtime.config.sections import MemorySection, ModelSection
 from mmrt.runtime.errors import ConfigError, UserError
 from mmrt.runtime.process.memory_layout import DEVICE_SOCKET, SPARE_SOCKET, read_layout
@@ -115,6 +115,27 @@ def test_a_model_without_kernels_for_a_gpu_is_refused_there(
     language = msgspec.structs.replace(builder.model.language, layers=(first, changed))
     builder.model = msgspec.structs.replace(builder.model, language=language)
     with pytest.raises(ConfigError, match=f"model.device is 'cuda:0', but the model has .*{said}"):
+        build(builder)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"window": 48}, r"a window \(48 tokens\)"),
+        ({"owner": 0}, "share keys and values"),
+    ],
+)
+def test_a_model_whose_layers_cannot_be_divided_is_refused_in_a_pipeline(
+    run: RunDirectory, checkpoint: Path, change: dict[str, int], said: str
+) -> None:
+    settings = '[actors]\nlayout = "E+2P+D"\n[scheduling]\nprefill_pipeline = true\n[memory]\nkv_tokens = 4096'
+    builder = Builder(run, checkpoint, parse_config(settings))
+    assert pipeline_fault(builder.model) == ""
+    first, last = builder.model.language.layers[0], builder.model.language.layers[-1]
+    changed = msgspec.structs.replace(last, mixer=msgspec.structs.replace(last.mixer, **change))
+    language = msgspec.structs.replace(builder.model.language, layers=(first, changed))
+    builder.model = msgspec.structs.replace(builder.model, language=language)
+    with pytest.raises(ConfigError, match=f"scheduling.prefill_pipeline: the model has .*{said}.*leave it out"):
         build(builder)
 
 

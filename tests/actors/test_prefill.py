@@ -10,7 +10,7 @@ from mmrt.actors.host.device import Completion
 from mmrt.actors.host.embedding_pages import HostEmbeddingPages
 from mmrt.actors.prefill import PrefillWorker
 from mmrt.models.architecture import ModelConfig
-from mmrt.models.lm.decoder import AfterLayer, Chunk
+from mmrt.models.lm.decoder import AfterLayer, Chunk, Stream
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.runtime.bus.messages import Done, Pooling, decode_sequence_spec
 from mmrt.runtime.bus.plans import Prefill, PrefillChunk
@@ -171,7 +171,13 @@ def test_positions_behind_an_image_go_on_after_the_prompt(run: RunDirectory, tin
             return torch.zeros(len(ids), tiny[0].language.hidden_size)
 
         def prefill(
-            self, chunks: list[Chunk], wanted: Collection[int] = (), after_layer: AfterLayer | None = None, ends: Collection[int] = ()
+            self,
+            chunks: list[Chunk],
+            wanted: Collection[int] = (),
+            after_layer: AfterLayer | None = None,
+            ends: Collection[int] = (),
+            stream: Stream | None = None,
+            first: int = 0,
         ) -> list[torch.Tensor]:
             seen.extend(chunks)
             return []

@@ -17,6 +17,8 @@ from mmrt.runtime.stage_table import ACTORS
 
 TWO_DEVICES = '[[devices]]\nname = "0"\n[[devices]]\nname = "1"\n'
 
+PIPELINE = "[scheduling]\nprefill_pipeline = true\n"
+
 
 def test_defaults_and_their_toml_agree() -> None:
     assert load_config() == parse_config("") == parse_config(to_toml(RuntimeConfig())) == convert_config(to_data(RuntimeConfig()))
@@ -47,6 +49,19 @@ def test_any_text_survives_toml(text: str) -> None:
     ("text", "message"),
     [
         ("[server]\nprot = 1", "unknown key 'server.prot': did you mean 'port'? [server] has host, port, api_key"),
+        (PIPELINE, 'actors.layout = "E+P+D" has one prefill, expected 2 or more'),
+        (
+            PIPELINE + '[actors]\nlayout = "E+2P+D"\n[[devices]]\nname = "0"',
+            "its stages share one KV pool: leave [[devices]] out",
+        ),
+        (
+            PIPELINE + 'preset = "monolithic"\n[actors]\nlayout = "2EPD"',
+            'scheduling.preset = "monolithic" has none',
+        ),
+        (
+            PIPELINE + '[actors]\nlayout = "E+2P+D"\n[autoscale]\nenabled = true',
+            "are set at the start: leave one of them out",
+        ),
         ("[serve]\nport = 1", "unknown key 'serve': did you mean 'server'? the top level has model, server"),
         ("port = 1", "unknown key 'port': it belongs to [server]; the top level has model, server"),
         ("[actors.decode]\nthread = 2", "unknown key 'actors.decode.thread': did you mean 'threads'?"),

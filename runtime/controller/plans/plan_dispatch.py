@@ -11,8 +11,8 @@ from ...bus.messages import Run
 from ...bus.plans import Analyse, Plan, PreprocessSegment
 from ...bus.wire import encode
 from ...pools import PoolName
-from ...stage_table import InstanceId, stage_of
-from ..scheduling.types import SegmentStage, VideoRoom
+from ...stage_table import InstanceId, instance_id, stage_of
+from ..scheduling.types import SegmentStage, VideoRoom, num_relays
 from ..state.effects import ClearPlan, WritePlan
 from ..state.inflight_plan import InflightPlan
 from ..state.pages import User
@@ -23,12 +23,28 @@ from ..state.state import ControllerState
 def credit(state: ControllerState, stage: str, pool: PoolName | None = None) -> int:
     """Return how many more plans the actors of a stage may be sent: depth for each less its unacknowledged ones. ``pool``: only those
     with this KV pool."""
+    if stage == "prefill" and state.limits.prefill_ranks > 1:
+        return _pipeline_credit(state)
     depth, num_plans, total = state.limits.depth, state.num_plans, 0
     for actor in _able(state, stage, pool):
         free = depth - num_plans.get(actor, 0)
         if free > 0:
             total += free
     return total
+
+
+def _pipeline_credit(state: ControllerState) -> int:
+    """Return how many more plans may enter prefill's pipeline: none while one of its stages is missing."""
+    ranks = [instance_id("prefill", rank) for rank in range(state.limits.prefill_ranks)]
+    if any(actor not in state.actors or actor in state.outages for actor in ranks):
+        return 0
+    return min(max(0, state.limits.depth - state.num_plans.get(ranks[0], 0)), len(free_relays(state)))
+
+
+def free_relays(state: ControllerState) -> list[int]:
+    """Return the relays that no plan has."""
+    used = {inflight.plan.relay for inflight in state.plans.values()}
+    return [relay for relay in range(num_relays(state.limits.prefill_ranks, state.limits.depth)) if relay not in used]
 
 
 def _able(state: ControllerState, stage: str, pool: PoolName | None) -> list[InstanceId]:
@@ -139,8 +155,18 @@ def adopt_plan(state: ControllerState, inflight: InflightPlan) -> None:
         state.touch(request)
 
 
+def _waits(inflight: InflightPlan) -> bool:
+    """Return whether a chunk would overtake the one before it in a pipeline: that has the same rank still."""
+    if not (rank := inflight.plan.rank):
+        return False
+    others = [item for request in inflight.requests for item in request.plans.items()]
+    return any(number < inflight.plan_id and other.rank == rank for number, other in others)
+
+
 def send_plan(state: ControllerState, inflight: InflightPlan, now: float) -> None:
-    """Send its actor the command to do a plan, unless nobody holds the actor's role now."""
+    """Send its actor the command to do a plan, unless nobody holds the actor's role now, or the plan has to wait for another."""
+    if _waits(inflight):
+        return
     deadlines_s = [request.spec.generation.deadline_s for request in inflight.requests]
     deadline_s = max(deadlines_s) if deadlines_s and all(deadlines_s) else 0.0
     if state.send(inflight.actor, Run(state.epoch, inflight.slot, inflight.plan_id, deadline_s)):

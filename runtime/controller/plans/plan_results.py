@@ -18,7 +18,7 @@ from ..state.request import Request
 from ..state.state import ControllerState
 from .kinds.base import Encoded
 from .kinds.table import KINDS
-from .plan_dispatch import clear_plan
+from .plan_dispatch import clear_plan, place_plan
 
 
 def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, elapsed_s: float) -> None:
@@ -38,9 +38,23 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
         _learn_cost(state, inflight, live, elapsed_s)
         for request in live:
             request.ownership.plan_done()
+        if kind.is_part(state, plan):
+            _go_on(state, inflight, live)
+            return
         encoded = kind.apply(state, plan, live, result)
     clear_plan(state, inflight)
     kind.cleared(state, plan, live, encoded)
+    for request in inflight.requests:
+        settle(state, request)
+
+
+def _go_on(state: ControllerState, inflight: InflightPlan, live: list[Request]) -> None:
+    """Place the rest of a plan before the plan leaves the table, so that its pages stay held."""
+    if (rest := KINDS[type(inflight.plan)].rest(state, inflight.plan, live)) is not None:
+        plan, actor = rest
+        rows = set(plan.rows)
+        place_plan(state, plan, [request for request in live if request.key_in_table in rows], state.now, actor=actor)
+    clear_plan(state, inflight)
     for request in inflight.requests:
         settle(state, request)
 

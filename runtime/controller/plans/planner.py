@@ -1,6 +1,7 @@
 """Planning for video, encoder and prefill: the view that policies see, and the plans that follow, which ``kinds`` makes.
 
-A row has at most one prefill plan in flight: messages can be reordered, and a chunk must not overtake the one before it.
+A row has at most one prefill plan in flight, in each stage of a pipeline: messages can be reordered, and a chunk must not overtake the
+one before it.
 ``plan_results`` applies the plans' results.
 """
 
@@ -165,7 +166,7 @@ def view_request(state: ControllerState, request: Request) -> RequestView:
         request.arrival,
         has_kv=is_prepared and request.can_prefill,
         prefill_in_flight=is_prepared
-        and (request.caches.may_load or request.prefill_plan is not None or _lacks_windows(state, request)),
+        and (request.caches.may_load or next_tokens(state, request) is None or _lacks_windows(state, request)),
         members=_members(state, request) if is_prepared else (),
         unanalysed=unanalysed,
         segments=segments,
@@ -201,8 +202,26 @@ def _open_segments(state: ControllerState, request: Request) -> Iterator[Segment
         yield SegmentView(item, number, segment.stage, shape.num_rows, *pages, shape.kind == "video")
 
 
+def next_tokens(state: ControllerState, request: Request) -> Sequence[int] | None:
+    """Return the tokens of each member before the next chunk: those that are prefilled, and in a pipeline those of chunks that have
+    left its first stage. None while there cannot be a next chunk."""
+    if state.limits.prefill_ranks == 1:
+        return request.kv.prefilled if request.prefill_plan is None else None
+    plans, found = [plan for plan in request.plans.values() if plan.FILLS_KV], list(request.kv.prefilled)
+    if not plans:
+        return found
+    if is_suspect(request) or any(not plan.rank for plan in plans):
+        return None
+    for chunk in sorted([chunk for plan in plans for chunk in plan.chunks], key=lambda chunk: chunk.start):
+        if (chunk.row, chunk.row_generation) == request.key_in_table and chunk.end > found[chunk.member]:
+            if chunk.start != found[chunk.member]:
+                return None  # the chunk before it was not done, so it counts for nothing
+            found[chunk.member] = chunk.end
+    return found
+
+
 def _members(state: ControllerState, request: Request) -> tuple[MemberView, ...]:
-    targets, tracker, next = request.targets, request.media.tracker, request.kv.prefilled
+    targets, tracker, next = request.targets, request.media.tracker, next_tokens(state, request) or request.kv.prefilled
     first = tracker.ready_prefix(targets[0]) if tracker is not None else targets[0]
     pictures = tracker.pictures(next[0], first) if state.limits.sees_pictures and tracker is not None else ()
     if len(targets) == 1 and not has_windows(state):

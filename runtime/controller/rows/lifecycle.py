@@ -103,9 +103,9 @@ def reset_media(state: ControllerState, request: Request, consumed_too: bool) ->
 
 
 def _prefilled_soon(request: Request) -> int:
-    """Return the tokens of the first member that are in the KV cache, or will be once its current plan is done."""
-    plan = request.prefill_plan
-    chunks = plan.chunks if plan is not None and plan.COMPUTES else ()  # pages to be loaded can be missing
+    """Return the tokens of the first member that are in the KV cache, or will be once its current plans are done."""
+    plans = [plan for plan in request.plans.values() if plan.FILLS_KV and plan.COMPUTES]  # pages to be loaded can be missing
+    chunks = [chunk for plan in plans for chunk in plan.chunks]
     ends = [chunk.end for chunk in chunks if chunk.member == 0 and (chunk.row, chunk.row_generation) == request.key_in_table]
     return max([request.kv.prefilled[0], *ends])
 

@@ -94,6 +94,8 @@ def _outage_of(state: ControllerState, needed: Container[str]) -> Outage | None:
     for stage in map(stage_of, state.outages):
         if stage in needed:
             actors = [actor for actor in state.staying if stage_of(actor) == stage]
-            if all(actor in state.outages for actor in actors):
-                return min((state.outages[actor] for actor in actors), key=lambda outage: outage.next_probe_s or math.inf)
+            outages = [state.outages[actor] for actor in actors if actor in state.outages]
+            is_pipeline = stage == "prefill" and state.limits.prefill_ranks > 1  # it needs all of its actors
+            if len(outages) == len(actors) or is_pipeline:
+                return min(outages, key=lambda outage: outage.next_probe_s or math.inf)
     return None

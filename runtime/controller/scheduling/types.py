@@ -112,6 +112,7 @@ class Limits:
     spare_ahead_s: float = 6.0  # while half of the pool is free: the start of a controller takes up to 4.7 s on a busy machine
     embedding_cache: bool = True  # media of equal content are analysed and encoded once
     prefix_cache: bool = False
+    prefill_ranks: int = 1  # stages of prefill's pipeline, each with a range of the layers (RS1): its actors; 1: there is none
     first_tokens: bool = False  # prefill draws them where it can: see ``Answer.begins_in_prefill``
     snapshot_tokens: int = 256  # least between the first snapshots of a prompt: a copy of its states is worth that
     learnt_tokens: int = 1024  # that a prompt has in common with others behind its last snapshot: it leaves one there
@@ -124,6 +125,11 @@ class Limits:
         """Tokens between two places where a chunk may end: of a model with recurrent states the tokens between two of them that are
         kept, a page's."""
         return self.kv_page_tokens if self.num_state_pages else 1
+
+
+def num_relays(num_ranks: int, depth: int) -> int:
+    """Return how many plans a pipeline of so many ranks may have in flight."""
+    return num_ranks * depth if num_ranks > 1 else 0
 
 
 class SegmentStage(enum.IntEnum):

@@ -53,6 +53,7 @@ from mmrt.shm.sequence_table import SequenceTable
 from mmrt.shm.step_gaps import StepGaps
 from mmrt.tests.runtime.controller.kept_values import check_kept
 from mmrt.tests.runtime.controller.kv_contents import AUDIO, IMAGE, VIDEO, KVContents, make_text, positions
+from mmrt.tests.runtime.controller.pipeline_contents import LAYERS, STREAM, PipelineContents
 from mmrt.tests.runtime.controller.state_contents import StateContents
 from mmrt.tests.runtime.controller.window_contents import READ, WindowContents
 
@@ -150,10 +151,12 @@ class World:
         sees_pictures: bool = False,
         routing: Routing = "least_load",
         first_tokens: bool = False,
+        has_pipeline: bool = False,
     ) -> None:
         """``crowded``: much less memory than work: preemption and eviction all the time. Without ``faults`` others bring them.
         ``has_states``: the model has recurrent states. ``has_windows``: layers with a window have pages of their own.
-        ``sees_pictures``: a chunk has all of a picture, or none. ``first_tokens``: prefill draws them, where there is one device."""
+        ``sees_pictures``: a chunk has all of a picture, or none. ``first_tokens``: prefill draws them, where there is one device.
+        ``has_pipeline``: prefill's actors are its stages."""
         self.random = rng
         self.now = 1000.0
         self.crowded = crowded
@@ -188,6 +191,7 @@ class World:
             routing=routing,
             sees_pictures=sees_pictures,
             first_tokens=first_tokens and not devices,
+            prefill_ranks=sum(stage_of(actor) == "prefill" for actor in actors_of(layout)) if has_pipeline else 1,
         )
         if has_states:
             self.limits = with_states(rng, self.limits)
@@ -216,6 +220,7 @@ class World:
         self.kv = KVContents()
         self.states = StateContents(self.table, self.pools, self.content) if has_states else None
         self.windows = WindowContents(self.table, self.pools, self.content, limits) if has_windows else None
+        self.pipeline = PipelineContents(limits.prefill_ranks, self.content["kv"]) if has_pipeline else None
         kinds = ("kv", "embedding", "state")
         self.saved: dict[str, dict[bytes, tuple[int, dict]]] = {kind: {} for kind in kinds}  # pages in files: key -> slot, contents
         self.damaged: set[tuple[str, bytes]] = set()  # of them: they cannot be read
@@ -447,7 +452,7 @@ class World:
             staying = [n for n in self.limits.actors if stage_of(n) == stage_of(name) and n not in self.leaving | self.gone | {name}]
             if self.random.random() < 0.3:
                 self.leaving.discard(name)
-            elif staying and name not in self.gone:
+            elif staying and name not in self.gone and (self.pipeline is None or stage_of(name) != "prefill"):
                 self.leaving.add(name)
         self.tell_instances()
 
@@ -555,6 +560,8 @@ class World:
             step = process.step_name if stage_of(name) == "decode" else process.step[0].plan_id
             process.death = Death(step, crashed, "")
         stages = ("video", "encoder") if self.states is None else ("video", "encoder", "prefill")
+        if self.pipeline is not None:
+            stages = *stages, "prefill"
         if stage_of(name) in stages and process.step is not None:
             self.finish_writes(process.step, self.random.random())  # some of it was written
         if self.limits.first_tokens and stage_of(name) == "prefill" and process.step is not None and self.random.random() < 0.5:
@@ -611,7 +618,8 @@ class World:
             if payload is None or command.plan_id in process.done:
                 continue
             plan = still_wanted(p.decode_plan(payload), self.table)
-            if plan is None or 0 < command.deadline_s <= self.now:
+            is_stale = self.pipeline is not None and isinstance(plan, p.Prefill) and self.pipeline.is_stale(plan, self.table)
+            if plan is None or is_stale or 0 < command.deadline_s <= self.now:
                 done = m.PlanDone(name, process.generation, command.plan_id, 0.0, m.Skipped())
                 process.done[command.plan_id] = done
                 self.to_controller(name, done)
@@ -623,7 +631,8 @@ class World:
         """What prefill does once a plan is written: first tokens are committed, unless they were."""
         payload = self.plans.read(command.slot, command.plan_id)
         plan = None if payload is None else p.decode_plan(payload)
-        for chunk in plan.chunks if self.limits.first_tokens and isinstance(plan, p.Prefill) else ():
+        draws = self.limits.first_tokens and isinstance(plan, p.Prefill) and plan.rank == self.limits.prefill_ranks - 1
+        for chunk in plan.chunks if draws else ():
             place = chunk.row, chunk.row_generation
             if self.table.phase(chunk.row)[0] != chunk.row_generation or self.table.committed(*place):
                 continue
@@ -693,7 +702,7 @@ class World:
             if self.limits.prefill_budget and not (pictures and len(plan.chunks) == 1):
                 assert sum(chunk.end - chunk.start for chunk in plan.chunks) <= self.limits.prefill_budget  # US9
             for chunk in plan.chunks:
-                self.begin_chunk(chunk, kv, writes)
+                self.begin_chunk(plan, chunk, kv, writes)
         return writes, m.Done()
 
     def read_media(self, run: m.PageRun, item: int) -> Wanted:
@@ -716,7 +725,7 @@ class World:
         assert state is not None
         return decode_record(state).era
 
-    def begin_chunk(self, chunk: p.PrefillChunk, kv: str, writes: list) -> None:
+    def begin_chunk(self, plan: p.Prefill, chunk: p.PrefillChunk, kv: str, writes: list) -> None:
         generation, phase = self.table.phase(chunk.row)
         assert generation == chunk.row_generation, "a chunk of a row that is gone"
         spec = m.decode_sequence_spec(self.table.read_spec(chunk.row, generation))
@@ -734,7 +743,10 @@ class World:
             for offset in range(span.num_tokens):
                 page, slot = divmod(span.first_row + offset, 4)
                 media[span.start + offset] = (self.content["embedding"][span.source.pages[page]].get(0), slot)
-        for position in range(chunk.start):
+        if self.pipeline is not None:
+            writes += self.pipeline.chunk(plan, chunk, self.pools[kv].generations, pages, values)
+        is_last = plan.rank == self.limits.prefill_ranks - 1
+        for position in range(chunk.start if is_last else 0):
             self.check_kv(kv, pages, position, values[position])
         for position in range(chunk.start, chunk.end):
             place = self.media_place(spec, position) if chunk.member == 0 else None
@@ -745,7 +757,8 @@ class World:
                 medium = self.wanted[spec.key].medium(item, era)
                 assert (found, slot) == ((medium, segment, row // 4), row % 4), "prefill reads foreign embeddings"
             page = pages[position // 4]
-            writes.append((kv, page, int(self.pools[kv].generations[page]), position % 4, values[position]))
+            if is_last:
+                writes.append((kv, page, int(self.pools[kv].generations[page]), position % 4, values[position]))
         if self.states is not None:
             writes += self.states.chunk(chunk, kv, values, len(tokens) - (spec.generation.pooling is None))
         if self.windows is not None:
@@ -912,10 +925,18 @@ class World:
 
     def finish_writes(self, step: tuple, share: float) -> m.Result:
         _, writes, result, _ = step
+        is_chunk = any(pool == "kv" for pool, *_ in writes) and isinstance(result, m.Done)
         for pool, page, generation, slot, value in writes[: int(len(writes) * share)]:
             if slot == READ:
                 assert int(self.pools[pool].generations[page]) == generation, f"{pool} page {page} was given away while a plan read it"
                 continue
+            if self.pipeline is not None:
+                if pool in (LAYERS, STREAM):
+                    assert pool == STREAM or int(self.pools["kv"].generations[page]) == generation, "a page was given away in a plan"
+                    self.pipeline.write(pool, page, generation, slot, value)
+                    continue
+                if is_chunk and pool == "kv":
+                    self.pipeline.check_whole(page, slot, value)
             assert page not in self.pools[pool].read_keys(), f"a plan writes {pool} page {page}, which has a key"
             assert int(self.pools[pool].generations[page]) == generation, f"{pool} page {page} was given away while a plan wrote it"
             self.content[pool][page][slot] = value

@@ -19,6 +19,8 @@ ROUTINGS: dict[int, Routing] = {2: "round_robin", 6: "random"}  # of every eight
 TWICE = 2477  # a row has a medium twice, and keeps pages of the first until the second is ready
 LOST = 336  # a row loses the pages of a segment that is read in part, and takes them again
 SEVERAL_VIDEOS = ("2V+E+P+D", "3V+2E+P+2D", "2V+EP@0+D@1")
+AHEAD = [2, 9, 12, 24, 33, 42]  # worlds of pipelines in which chunks follow one another closely
+PIPELINES = ("E+2P+D", "2E+3P+D", "E+2P+2D")
 EVENTFUL = [5, 11, 12, 15, 16, 17, TWICE, LOST]  # worlds with states in which all happens that a test counts
 
 
@@ -41,9 +43,11 @@ def live_through(
     sees_pictures: bool = False,
     several_videos: bool = False,
     first_tokens: bool = False,
+    has_pipeline: bool = False,
 ) -> World:
     kind = {"has_states": has_states, "has_windows": has_windows, "sees_pictures": sees_pictures, "first_tokens": first_tokens}
-    layouts, routing = SEVERAL_VIDEOS if several_videos else (), ROUTINGS.get(seed % 8, "least_load")
+    kind["has_pipeline"] = has_pipeline
+    layouts, routing = SEVERAL_VIDEOS if several_videos else PIPELINES if has_pipeline else (), ROUTINGS.get(seed % 8, "least_load")
     world = World(random.Random(seed), place, crowded=seed % 3 == 0, layouts=layouts, routing=routing, **kind)
     try:
         rng = world.random
@@ -82,6 +86,15 @@ def test_recurrent_states_survive_whatever_dies(place: Path) -> None:
 def test_several_videos_survive_whatever_dies(place: Path) -> None:
     for seed in (*range(NUM_KNOWN // 2), *seeds(NUM_NEW // 2)):
         survive(seed, place, several_videos=True)
+
+
+def test_stages_of_a_pipeline_survive_whatever_dies(place: Path) -> None:
+    worlds = [survive(seed, place, has_pipeline=True, first_tokens=seed % 2 == 0) for seed in AHEAD]
+    for what in ("num_crashes", "num_preempted", "num_cached", "num_first_tokens"):
+        assert sum(getattr(world, what) for world in worlds) >= len(worlds), what
+    assert sum(world.pipeline.num_ahead for world in worlds if world.pipeline is not None) > 50
+    for seed in seeds(NUM_NEW):
+        survive(seed, place, has_pipeline=True, first_tokens=seed % 2 == 0)
 
 
 def test_pages_of_windows_survive_whatever_dies(place: Path) -> None:

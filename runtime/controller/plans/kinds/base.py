@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from ....bus.messages import Result
 from ....bus.plan_base import Place, PlanBase
+from ....stage_table import InstanceId
 from ...state.request import Request
 from ...state.state import ControllerState
 
@@ -21,8 +22,8 @@ Encoded = Sequence[tuple[Request, Place]]
 class Kind(Generic[P]):
     """The results of one kind of plan. ``live``: of its requests, those that do not end.
 
-    A result is first ``answered``; if the plan was done, its costs are learned and it is applied; then the plan leaves the table, and
-    is ``cleared``. ``plan_results`` handles failures and skipped plans of all kinds alike.
+    A result is first ``answered``; if the plan was done, its costs are learned and it is applied, or the ``rest`` of it placed; then
+    the plan leaves the table, and is ``cleared``. ``plan_results`` handles failures and skipped plans of all kinds alike.
     """
 
     def answered(self, state: ControllerState, plan: P, live: list[Request], result: Result) -> None:
@@ -30,6 +31,14 @@ class Kind(Generic[P]):
 
     def learn_cost(self, state: ControllerState, num_units: int, elapsed_s: float) -> None:
         """Adjust the budget of such plans by the time of this one."""
+
+    def is_part(self, state: ControllerState, plan: P) -> bool:
+        """Return whether more is to be done of the plan, once it is done, before it can be applied."""
+        return False
+
+    def rest(self, state: ControllerState, plan: P, live: list[Request]) -> tuple[P, InstanceId] | None:
+        """Return that, and the actor to do it; None if nobody wants it any more."""
+        return None
 
     def apply(self, state: ControllerState, plan: P, live: list[Request], result: Result) -> Encoded:
         """Record that the plan was done. Returns the segments that it has encoded."""

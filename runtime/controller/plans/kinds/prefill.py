@@ -1,8 +1,13 @@
 """Plans to prefill chunks of prompts: embedding pages in, KV pages out."""
 
+from itertools import accumulate
+
+import msgspec
+
 from ....bus.messages import Result
 from ....bus.plans import Prefill, PrefillChunk
 from ....pools import state_pool
+from ....stage_table import InstanceId, instance_id
 from ...caches.embedding_cache import give_back_read
 from ...caches.prefix_cache import name_pages
 from ...caches.snapshots import allocate_snapshots, keep_snapshots, take_state
@@ -15,7 +20,7 @@ from ...scheduling.types import ChunkChoice, SegmentStage
 from ...state.effects import SetPrefilled
 from ...state.request import Request
 from ...state.state import ControllerState
-from ..plan_dispatch import place_plan
+from ..plan_dispatch import free_relays, place_plan
 from .base import Encoded, Kind
 
 
@@ -25,7 +30,14 @@ def issue_prefill(state: ControllerState, choices: tuple[ChunkChoice, ...], now:
     for pool in dict.fromkeys(state.requests[choice.key].prefill_pool for choice in choices):
         chosen = [choice for choice in choices if state.requests[choice.key].prefill_pool == pool]
         requests = {choice.key: state.requests[choice.key] for choice in chosen}
-        place_plan(state, Prefill([_chunk(state, requests[choice.key], choice) for choice in chosen]), requests.values(), now, pool)
+        chunks = [_chunk(state, requests[choice.key], choice) for choice in chosen]
+        if state.limits.prefill_ranks > 1:
+            places = accumulate([chunk.end - chunk.start for chunk in chunks], initial=0)
+            chunks = [msgspec.structs.replace(chunk, stream_at=at) for chunk, at in zip(chunks, places, strict=False)]
+            plan = Prefill(chunks, relay=free_relays(state)[0])
+            place_plan(state, plan, requests.values(), now, actor=instance_id(Prefill.STAGE, 0))
+        else:
+            place_plan(state, Prefill(chunks), requests.values(), now, pool)
 
 
 def _chunk(state: ControllerState, request: Request, choice: ChunkChoice) -> PrefillChunk:
@@ -59,7 +71,20 @@ def _states(state: ControllerState, request: Request, choice: ChunkChoice) -> tu
 
 
 class PrefillKind(Kind[Prefill]):
-    """Tokens are in the KV cache; pages that are full get their keys."""
+    """Tokens are in the KV cache; pages that are full get their keys. In a pipeline they are once the last rank has had the plan."""
+
+    def is_part(self, state: ControllerState, plan: Prefill) -> bool:
+        return plan.rank < state.limits.prefill_ranks - 1
+
+    def rest(self, state: ControllerState, plan: Prefill, live: list[Request]) -> tuple[Prefill, InstanceId] | None:
+        """Return the next rank's plan, of the rows that still want it, and whose media have not lost their pages meanwhile."""
+        lost = {chunk.row for chunk in plan.chunks if any(map(state.pools["embedding"].is_retired, chunk.pages_read))}
+        wants = [request for request in live if request.row not in lost and not request.record.evicting]
+        rows = {request.key_in_table for request in wants if not is_ahead(request, plan)}
+        wanted = plan.only(lambda row, generation: (row, generation) in rows)
+        if wanted is None:
+            return None
+        return msgspec.structs.replace(wanted, rank=plan.rank + 1), instance_id(Prefill.STAGE, plan.rank + 1)
 
     def learn_cost(self, state: ControllerState, num_units: int, elapsed_s: float) -> None:
         steering = state.steering
@@ -90,6 +115,11 @@ class PrefillKind(Kind[Prefill]):
             advance(state, request)
             if request.is_computed:
                 state.ask(request.key, request.gateway_generation)
+
+
+def is_ahead(request: Request, plan: Prefill) -> bool:
+    """Return whether a later rank has the plan's chunk already: a controller died while it passed it on."""
+    return any(other.relay == plan.relay and other.rank > plan.rank for other in request.plans.values())
 
 
 def release_consumed(state: ControllerState, request: Request) -> bool:
