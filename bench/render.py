@@ -54,6 +54,8 @@ def _show_simulated(console: Console, simulated: Simulated) -> None:
     console.print(
         f"policy {simulated.policy}, layout {simulated.layout}. {simulated.note}", style="dim", soft_wrap=True, highlight=False
     )
+    if simulated.endpoint:
+        console.print(simulated.endpoint, style="dim", soft_wrap=True, highlight=False)
     if count := simulated.totals["overruled"]:
         console.print(f"the policy was overruled {often(count)}: unified planned in its place then", style="yellow", highlight=False)
 

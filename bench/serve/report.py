@@ -91,7 +91,7 @@ class SloSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """Of a simulated run: what was assumed, and what the controller counted. ``costs``: the cost model's name; ``origin``: whether it
-    was measured or is a roofline."""
+    was measured or is a roofline. ``endpoint``: what the load asks of the gateways, in words."""
 
     policy: str
     layout: str
@@ -101,6 +101,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     num_ticks: int
     num_steps: int
     totals: dict[str, int]
+    endpoint: str = ""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

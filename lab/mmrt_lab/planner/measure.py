@@ -1,5 +1,6 @@
 """One layout at one rate, simulated. Runs in processes of its own (``search``)."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -10,7 +11,9 @@ from mmrt.bench.serve.slo import Slo
 
 from ..sim.command import run_load
 from ..sim.devices import num_kv_devices
-from ..sim.events import to_ns
+from ..sim.endpoint import gateways_busy
+from ..sim.events import NS, to_ns
+from ..sim.gateway import SimRecord
 from ..sim.options import load_policy
 from ..sim.report import Steps, judge, time_between_tokens
 from ..sim.simulation import Simulation
@@ -22,7 +25,8 @@ _NEWS_S = 0.3  # after which the controller knows of a first token
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One load on one layout. ``is_cut``: it was ended early, since too many requests had missed their objective of TTFT; then
-    ``attainment`` is the most that was possible, and times are unknown. ``missed``: the objective that more requests missed."""
+    ``attainment`` is the most that was possible, and times are unknown. ``missed``: the objective that more requests missed.
+    ``gateways_busy``: gateways whose whole time the load takes."""
 
     rate: float
     num_requests: int
@@ -34,6 +38,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     tbt_mean_s: float | None = None
     tbt_p99_s: float | None = None
     moved_bytes: int = 0
+    gateways_busy: float | None = None
 
 
 class Hopeless(Exception):
@@ -88,7 +93,13 @@ def outcome_of(options: PlanOptions, rate: float, simulation: Simulation) -> Out
         tbt_mean_s=None if tbt is None else tbt.mean,
         tbt_p99_s=None if tbt is None else tbt.p99,
         moved_bytes=simulation.devices.num_bytes,
+        gateways_busy=gateways_busy(len(records), sum(record.num_tokens for record in records), _seconds(records)),
     )
+
+
+def _seconds(records: Sequence[SimRecord]) -> float:
+    """From the first request to the last end."""
+    return (max(record.end_ns for record in records) - min(record.sent_ns for record in records)) / NS
 
 
 class Watch:

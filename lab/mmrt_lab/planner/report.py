@@ -8,6 +8,7 @@ import msgspec
 from mmrt.runtime.autoscale.demand import Demand
 
 from ..goodput.tables import Table
+from ..sim.endpoint import FULL, gateways_needed
 from .grid import Bracket, Grid
 from .heuristic import Division
 from .measure import Outcome
@@ -106,10 +107,10 @@ def tables(report: PlanReport) -> list[Table]:
     """The layouts, and how Algorithm 2 divides the devices."""
     title = f"{report.num_devices} devices, {report.load}: {report.objective} for {report.target:.0%} of the requests"
     if report.rate is None:
-        columns = ["layout", "rank", "req/s", "fails at", "misses", "of best", "TTFT P90", "TBT mean", "TBT P99"]
+        columns = ["layout", "rank", "req/s", "fails at", "misses", "of best", "TTFT P90", "TBT mean", "TBT P99", "gateways"]
         layouts = Table(title, columns, [_goodput_row(report, one) for one in report.layouts])
     else:
-        columns = ["layout", "attained", "TTFT mean", "TTFT P90", "TBT mean", "TBT P99"]
+        columns = ["layout", "attained", "TTFT mean", "TTFT P90", "TBT mean", "TBT P99", "gateways"]
         layouts = Table(f"{title}, {report.rate:g} requests/s", columns, [_rate_row(one) for one in report.layouts])
     return [layouts, _division_table(report)]
 
@@ -126,13 +127,19 @@ def _goodput_row(report: PlanReport, one: LayoutReport) -> list[str]:
         one.missed,
         f"{(one.goodput or 0.0) / best:.0%}" if best else "",
         *(_ms(value) for value in ((point.ttft_p90_s, point.tbt_mean_s, point.tbt_p99_s) if point else (None,) * 3)),
+        _gateways(point),
     ]
 
 
 def _rate_row(one: LayoutReport) -> list[str]:
     (point,) = one.outcomes
     times = point.ttft_mean_s, point.ttft_p90_s, point.tbt_mean_s, point.tbt_p99_s
-    return [one.layout, f"{point.attainment:.1%}", *map(_ms, times)]
+    return [one.layout, f"{point.attainment:.1%}", *map(_ms, times), _gateways(point)]
+
+
+def _gateways(point: Outcome | None) -> str:
+    """How many the load needs."""
+    return "" if point is None or point.gateways_busy is None else str(gateways_needed(point.gateways_busy))
 
 
 def _division_table(report: PlanReport) -> Table:
@@ -168,7 +175,18 @@ def verdict(report: PlanReport) -> str:
     shared = f", shared with {ties} others" if ties > 1 else ", shared with another" if ties else ""
     return (
         f"best: {best.layout}, {best.goodput:.3g} requests/s. Algorithm 2 chooses {chosen.layout} (*): {chosen.goodput:.3g}, "
-        f"rank {chosen.rank} of {report.num_candidates}{shared}{short}"
+        f"rank {chosen.rank} of {report.num_candidates}{shared}{short}{_endpoint(best)}"
+    )
+
+
+def _endpoint(best: LayoutReport) -> str:
+    """Say from which rate on one gateway is the limit of a layout, if it is below the goodput."""
+    point = best.at_goodput
+    if point is None or (busy := point.gateways_busy or 0.0) <= FULL:
+        return ""
+    needed, rate = gateways_needed(busy), FULL * point.rate / busy
+    return (
+        f'\nthe endpoint is the limit of {best.layout} with one gateway, from {rate:.3g} requests/s on: actors.layout = "{needed}G+…"'
     )
 
 

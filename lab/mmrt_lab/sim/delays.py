@@ -13,13 +13,13 @@ _PERIOD = 1024  # times after which they come again
 class DrawnDelays:
     """``is_busy``: whether decode works. ``seed``: of the order in which measured times come."""
 
-    def __init__(self, costs: Costs, queue: EventQueue, is_busy: Callable[[], bool], seed: int) -> None:
+    def __init__(self, costs: Costs, queue: EventQueue, is_busy: Callable[[], bool], seed: int, num_gateways: int = 1) -> None:
         self._overheads = costs.overheads
         self._alone = _Drawn(costs.overheads, costs.alone, seed)
         self._beside = _Drawn(costs.overheads, costs.beside, seed) if costs.beside != Delays() else None
         self._queue, self._is_busy = queue, is_busy
         self._last_ns: dict[str, int] = {}
-        self._free_ns = 0  # when the last request has gone its way in
+        self._free_ns = [0] * num_gateways  # when each one's last request has gone its way in
 
     def message_ns(self) -> int:
         """Draw the time of a message that leaves now."""
@@ -38,13 +38,14 @@ class DrawnDelays:
         return arrival_ns
 
     def in_ns(self, num_tokens: int, num_bytes: int) -> int:
-        """When a request with so many tokens and bytes of media that is sent now has gone its way in. Client and gateway have one
-        thread each: a request waits for the one before it."""
+        """When a request with so many tokens and bytes of media that is sent now has gone its way in. A gateway has one thread: a
+        request waits for the one before it, at the gateway that is free first."""
         overheads = self._overheads
         more_s = overheads.ingress_token_s * num_tokens + overheads.ingress_byte_s * num_bytes
-        begin_ns = max(self._queue.now_ns, self._free_ns)
-        self._free_ns = begin_ns + next(self._drawn().ingress_ns) + to_ns(more_s)
-        return self._free_ns
+        gateway = self._free_ns.index(min(self._free_ns))
+        begin_ns = max(self._queue.now_ns, self._free_ns[gateway])
+        self._free_ns[gateway] = begin_ns + next(self._drawn().ingress_ns) + to_ns(more_s)
+        return self._free_ns[gateway]
 
     def _drawn(self) -> "_Drawn":
         return self._alone if self._beside is None or not self._is_busy() else self._beside

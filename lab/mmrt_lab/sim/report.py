@@ -28,6 +28,7 @@ from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.observe.breakdown import Breakdown, Work, break_down
 
 from .costs import Costs
+from .endpoint import gateways_busy, in_words
 from .events import NS, to_ns
 from .gateway import SimRecord
 from .loads import Load, Stall
@@ -143,6 +144,7 @@ def make_report(options: LoadOptions, config: RuntimeConfig, costs: Costs, simul
     if len(names) > 1:
         groups += [_group(name, [record for record in records if record.group == name], steps, duration_s) for name in names]
     state = simulation.controller.state
+    busy = gateways_busy(len(records), sum(record.num_tokens for record in records), duration_s)
     return Report(
         scenario=options.workload or options.scenario,
         model=costs.title,
@@ -164,6 +166,7 @@ def make_report(options: LoadOptions, config: RuntimeConfig, costs: Costs, simul
             num_ticks=simulation.num_ticks,
             num_steps=sum(log.num_steps for log in simulation.logs),
             totals={field: getattr(state.totals, field) for field in _TOTALS},
+            endpoint=in_words(busy, config.num_gateways),
         ),
     )
 

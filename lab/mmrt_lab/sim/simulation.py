@@ -117,7 +117,7 @@ class Simulation:
         self.timeout_s = config.server.request_timeout_s
         self.seed = seed
         self._jitter = Jitter(costs.spreads, seed)
-        self._delays = DrawnDelays(costs, queue, self._is_decoding, seed)
+        self._delays = DrawnDelays(costs, queue, self._is_decoding, seed, config.num_gateways)
         self.gateway = Gateway(costs.overheads, self._delays, queue, self.post, self.timeout_s)
         self.decodes: dict[InstanceId, Decode] = {}
         self.workers: dict[InstanceId, Worker] = {}
