@@ -58,6 +58,7 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, tag="attention"
     is_fused: bool = False  # the checkpoint has one matrix for queries, keys and values
     k_is_v: bool = False  # values are what keys are before their norm and rotation: the checkpoint has no matrix for them
     qk_norm: bool = False
+    has_joint_norms: bool = False  # an RMSNorm of all query heads together, and one of all key heads
     v_norm: bool = False  # an RMSNorm without weights of each value head
     window: int = 0  # tokens that are attended to, the newest included; 0: all
     scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
@@ -128,11 +129,14 @@ FeedForwardConfig = MlpConfig | MoeConfig | MlpAndExpertsConfig
 
 class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A layer: its mixer, then its feed-forward, each after an RMSNorm and added to the residual stream. ``has_output_norms``: what is
-    added goes through an RMSNorm, too. ``has_scalar``: in the end the stream is multiplied by a number."""
+    added goes through an RMSNorm, too; ``has_input_norms``: whether the stream does before. ``output_scale``: by which what is added is
+    multiplied. ``has_scalar``: in the end the stream is multiplied by a number."""
 
     mixer: AttentionConfig | DeltaConfig
     feed_forward: FeedForwardConfig
     has_output_norms: bool = False
+    has_input_norms: bool = True
+    output_scale: float = 1.0
     has_scalar: bool = False
 
 
@@ -169,6 +173,7 @@ class LanguageConfig(msgspec.Struct, frozen=True, kw_only=True):
     ropes: tuple[RopeConfig, ...]
     tie_embeddings: bool = False
     embedding_scale: float = 1.0  # by which tokens' rows are multiplied, rounded to the model's dtype; not those of media
+    logits_divisor: float = 1.0
     final_softcap: float = 0.0  # c, where logits x are tanh(x / c) c; 0: as they are
     per_layer: PerLayerConfig | None = None
     norm_offset: float = 0.0  # added to the weights of all norms but a DeltaNet's own; where it is not 0 they are kept in float32

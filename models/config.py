@@ -118,6 +118,8 @@ def gpu_fault(config: ModelConfig) -> str:
         return f"layers that attend to a window ({max(windows)} tokens)"
     if any(mixer.scale for mixer in mixers):
         return "a scale of scores of its own"
+    if any(mixer.has_joint_norms for mixer in mixers):
+        return "norms of all query heads together"
     if any(mixer.owner >= 0 for mixer in mixers):
         return "layers that share keys and values"
     if sizes := {mixer.head_dim for mixer in mixers} - {*GPU_HEADS}:

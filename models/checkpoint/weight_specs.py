@@ -175,12 +175,14 @@ def language_specs(lm: LanguageConfig) -> Iterator[TensorSpec]:
         yield _norm(lm, "per_layer_norm", "language.per_layer_projection_norm.weight", inputs.size)
     for i, layer in enumerate(lm.layers):
         name, source = f"layers.{i}.", f"language.layers.{i}."
-        yield _norm(lm, f"{name}input_norm", f"{source}input_layernorm.weight", hidden)
+        if layer.has_input_norms:
+            yield _norm(lm, f"{name}input_norm", f"{source}input_layernorm.weight", hidden)
         if isinstance(layer.mixer, DeltaConfig):
             yield from _delta_specs(layer.mixer, hidden, name, f"{source}linear_attn.")
         else:
             yield from _attention_specs(lm, layer.mixer, name, f"{source}self_attn.")
-        yield _norm(lm, f"{name}post_norm", f"{source}post_attention_layernorm.weight", hidden)
+        if layer.has_input_norms:
+            yield _norm(lm, f"{name}post_norm", f"{source}post_attention_layernorm.weight", hidden)
         if layer.has_output_norms:
             yield _norm(lm, f"{name}mixed_norm", f"{source}post_self_attn_layernorm.weight", hidden)
             yield _norm(lm, f"{name}output_norm", f"{source}post_mlp_layernorm.weight", hidden)
@@ -233,10 +235,10 @@ def _attention_parts(lm: LanguageConfig, attention: AttentionConfig, name: str, 
         yield qkv
     if attention.bias:
         yield _fused(f"{name}qkv_bias", source, {f"{part}_proj.bias": n for part, n in rows.items()}, ())
-    if attention.qk_norm:
-        yield _norm(lm, f"{name}q_norm", f"{source}q_norm.weight", head_dim)
+    if attention.qk_norm or attention.has_joint_norms:
+        yield _norm(lm, f"{name}q_norm", f"{source}q_norm.weight", q if attention.has_joint_norms else head_dim)
         if attention.owner < 0:
-            yield _norm(lm, f"{name}k_norm", f"{source}k_norm.weight", head_dim)
+            yield _norm(lm, f"{name}k_norm", f"{source}k_norm.weight", kv if attention.has_joint_norms else head_dim)
     yield _matrix(_single(f"{name}o", f"{source}o_proj.weight", hidden, q))
     if attention.output_bias:
         yield _single(f"{name}o_bias", f"{source}o_proj.bias", hidden)

@@ -61,7 +61,7 @@ class LanguageModel:
         self._embeddings = table_of(weights, "embed")
         self._head: Matrix = self._embeddings if language.tie_embeddings else table_of(weights, "lm_head")
         self._embedding_scale = torch.tensor(language.embedding_scale, dtype=self._dtype).item()
-        self._softcap = language.final_softcap
+        self._divisor, self._softcap = language.logits_divisor, language.final_softcap
         pages = KvPages.of_groups(language, kv, page_tokens, self._dtype, config.kv_dtype, windows)
         self._are_apart = [windows is not None and bool(group.heads.window) for group in language.kv_groups]
         self._operations = make_operations(language, pages, None if states is None else DeltaPages(config, states))
@@ -116,7 +116,7 @@ class LanguageModel:
 
     def _first_stream(self, chunks: list[Chunk]) -> Stream:
         hidden = torch.cat([chunk.embeds for chunk in chunks])  # a copy even of one: it is added to in place
-        return Stream(hidden, self._operations.norm(hidden, self._layers[0].norm))
+        return Stream(hidden, self._layers[0].begin(hidden))
 
     def _prefill_layers(
         self, chunks: list[Chunk], layers: range, stream: Stream, inputs: Iterator[Tensor | None], after_layer: AfterLayer | None
@@ -167,7 +167,7 @@ class LanguageModel:
             self._delta.begin_decode(lengths, states)
         self._operations.begin(positions.to(self._device))
         hidden = self.embed(ids)
-        normed = self._operations.norm(hidden, self._layers[0].norm)
+        normed = self._layers[0].begin(hidden)
         inputs = self._inputs_of([ids], hidden)
         for layer in self._layers:
             normed = layer.finish(layer.mixer.decode(normed), hidden, inputs=next(inputs))
@@ -189,6 +189,8 @@ class LanguageModel:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self._head.product(hidden).float()
+        if self._divisor != 1.0:
+            logits.div_(self._divisor)
         return logits.div_(self._softcap).tanh_().mul_(self._softcap) if self._softcap else logits
 
 

@@ -57,6 +57,7 @@ class AttentionMixer:
         self._gate = matrix_of(weights, f"{prefix}gate") if config.gated else None
         q_norm, k_norm = f"{prefix}q_norm", f"{prefix}q_norm" if owner else f"{prefix}k_norm"
         self._norms = (weights[q_norm], weights[k_norm]) if config.qk_norm else None
+        self._joint_norms = [weights[f"{prefix}{part}_norm"] for part in "qk"] if config.has_joint_norms else []
         self._ones = torch.ones_like(weights[q_norm]) if config.v_norm and not owner else None
         self.is_shared = False  # the layer owns K and V that others attend to
         self.new_kv: Tensor | None = None  # of the last prompts, [N, R], in an owner that ``is_shared``
@@ -85,12 +86,23 @@ class AttentionMixer:
         return self._write(self._qkv.product(normed, self._qkv_bias))
 
     def _write(self, projected: Tensor) -> Tensor:
+        if self._joint_norms:
+            self._norm_jointly(projected)
         heads = projected.view(projected.shape[0], -1, self._config.head_dim)
         if self._ones is not None:
             values = heads[:, -self._config.num_kv_heads :]
             values.copy_(self._operations.norm(values, self._ones))
         self._operations.rotate_and_write(None if self._owner else self._place, heads, self._config.rope, self._norms)
         return heads
+
+    def _norm_jointly(self, projected: Tensor) -> None:
+        """Norm queries, where there are some, and keys in place."""
+        num_keys = self._config.num_kv_heads * self._config.head_dim
+        num_queries = projected.shape[1] - 2 * num_keys
+        parts = torch.split(projected, [num_queries, num_keys, num_keys], 1)
+        for part, weight in zip(parts, self._joint_norms, strict=False):
+            if part.shape[1]:
+                part.copy_(self._operations.norm(part.contiguous(), weight))
 
 
 class DeltaMixer:
@@ -123,29 +135,34 @@ class DeltaMixer:
 
 
 class Layer:
-    """One layer, its weights looked up once. ``norm``: of its input. ``earlier``: layers before it."""
+    """One layer, its weights looked up once. ``earlier``: layers before it."""
 
     def __init__(
         self, config: LanguageConfig, index: int, weights: Weights, operations: Operations, earlier: Sequence["Layer"]
     ) -> None:
         kinds, is_last = config.layers[index], index + 1 == config.num_layers
-        self.norm, self._post_norm = weights[f"layers.{index}.input_norm"], weights[f"layers.{index}.post_norm"]
-        self._following = weights["norm" if is_last else f"layers.{index + 1}.input_norm"]
+        self._norm, self._post_norm = weights.get(f"layers.{index}.input_norm"), weights.get(f"layers.{index}.post_norm")
+        self._following = weights.get("norm" if is_last else f"layers.{index + 1}.input_norm")
         self.mixer: Mixer = _mixer(config, index, weights, operations, [layer.mixer for layer in earlier])
         self._feed_forward = feed_forward_of(kinds.feed_forward, index, weights, operations)
         names = ("mixed_norm", "output_norm") if kinds.has_output_norms else ()
         self._output_norms = [weights[f"layers.{index}.{name}"] for name in names]
         self._per_layer = PerLayerMixing(f"layers.{index}.", weights, operations) if config.per_layer is not None else None
+        self._output_scale = kinds.output_scale
         self._scalar = weights[f"layers.{index}.scalar"] if kinds.has_scalar else None
         self._operations = operations
+
+    def begin(self, hidden: Tensor) -> Tensor:
+        """The residual stream as the layer's mixer sees it: normed, or itself."""
+        return self._normed(hidden, self._norm)
 
     def finish(self, mixed: Tensor, hidden: Tensor, deep: Sequence[tuple[Tensor, Tensor]] = (), inputs: Tensor | None = None) -> Tensor:
         """Add the mixer's output, then the feed-forward's, to the residual stream ``hidden``, in place. Returns the stream normed for
         what follows. ``deep``: parts of the stream, and what is added to them besides. ``inputs``: the layer's of ``per_layer``."""
-        normed = self._operations.add_norm(self._output(0, mixed), hidden, self._post_norm)
+        normed = self._add(self._output(0, mixed), hidden, self._post_norm)
         output = self._output(1, self._feed_forward(normed, hidden))
         if not deep and inputs is None and self._scalar is None:
-            return self._operations.add_norm(output, hidden, self._following)
+            return self._add(output, hidden, self._following)
         hidden += output
         for part, added in deep:
             part += added
@@ -153,11 +170,19 @@ class Layer:
             self._per_layer.add(hidden, inputs)
         if self._scalar is not None:
             hidden *= self._scalar
-        return self._operations.norm(hidden, self._following)
+        return self._normed(hidden, self._following)
+
+    def _normed(self, hidden: Tensor, weight: Tensor | None) -> Tensor:
+        return hidden if weight is None else self._operations.norm(hidden, weight)
+
+    def _add(self, output: Tensor, hidden: Tensor, weight: Tensor | None) -> Tensor:
+        """Add to the stream. Returns it normed, where what follows has a norm."""
+        return hidden.add_(output) if weight is None else self._operations.add_norm(output, hidden, weight)
 
     def _output(self, number: int, values: Tensor) -> Tensor:
         """What is added of the mixer's output (0), or of the feed-forward's (1)."""
-        return self._operations.norm(values, self._output_norms[number]) if self._output_norms else values
+        values = self._operations.norm(values, self._output_norms[number]) if self._output_norms else values
+        return values if self._output_scale == 1.0 else values.mul_(self._output_scale)
 
 
 def _mixer(config: LanguageConfig, index: int, weights: Weights, operations: Operations, earlier: Sequence[Mixer]) -> Mixer:

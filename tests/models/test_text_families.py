@@ -9,7 +9,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from mmrt.models.architecture import ModelConfig
+from mmrt.models.architecture import ModelConfig, WeightFormat
 from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config, weight_bytes
 from mmrt.models.errors import CheckpointError, UnsupportedMediaError
@@ -18,10 +18,12 @@ from mmrt.models.families.registry import FAMILIES, family_named
 from mmrt.models.lm.decoder import Chunk
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.make.checkpoint import make_checkpoint, write_configs
+from mmrt.tests.models.kept import exact
 
 DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 PART_FAMILIES = ("phi3", "glm", "glm4")  # of whose heads a part may turn
-TEXT_FAMILIES = (*DENSE_FAMILIES, "smollm3", "ernie4_5", "seed_oss", *PART_FAMILIES, "qwen3_moe")
+TEXT_FAMILIES = (*DENSE_FAMILIES, "smollm3", "ernie4_5", "seed_oss", "granite", "olmo2", "olmo3", *PART_FAMILIES, "qwen3_moe")
+MULTIPLIERS = {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.37, "logits_scaling": 3.0}
 ORIGINAL, CONTEXT = 64, 256  # tokens that ropes were trained with, and that they are to reach
 LENGTH, PAGE_TOKENS = 200, 8
 SIZES: dict[str, Any] = {
@@ -124,6 +126,7 @@ def test_biases_of_attention(tmp_path: Path, family: str) -> None:
         ("mistral", {"sliding_window": 24}),
         ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 1}),
         ("qwen2", {**WINDOWS, "sliding_window": 40}),
+        ("olmo3", {"sliding_window": 24, "layer_types": [SLIDING, "full_attention", SLIDING]}),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 24, "layer_types": [SLIDING, "full_attention", SLIDING]}),
     ],
 )
@@ -190,13 +193,58 @@ def test_biases_of_glm(tmp_path: Path, family: str) -> None:
     assert not config.language.heads.bias and config.language.layers[0].has_output_norms == (family == "glm4")
 
 
+def test_multipliers_of_granite(tmp_path: Path) -> None:
+    config = check(tmp_path, save(tmp_path, "granite", **MULTIPLIERS))
+    lm = config.language
+    assert (lm.embedding_scale, lm.heads.scale, lm.layers[2].output_scale, lm.logits_divisor) == tuple(MULTIPLIERS.values())
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["5", "4"])
+def test_the_ropes_of_olmo_3(tmp_path: Path, is_old: bool) -> None:
+    """Layers with a window keep theirs where the context is longer than the trained one; each fourth layer has none."""
+    yarn = ROPES["yarn"]
+    ropes = {"full_attention": {"rope_theta": 5e5, **yarn}, SLIDING: {"rope_type": "default", "rope_theta": 5e5}}
+    reference = save(tmp_path, "olmo3", sliding_window=24, num_hidden_layers=5, rope_parameters=ropes)
+    if is_old:
+        edit(tmp_path, rope_parameters=ABSENT, rope_theta=5e5, rope_scaling=yarn, layer_types=ABSENT)
+    config = check(tmp_path, reference)
+    assert [layer.mixer.rope for layer in config.language.layers] == [1, 1, 1, 0, 1]
+    edit(tmp_path, sliding_window=4 * CONTEXT)
+    assert [layer.mixer.window for layer in load_model_config(tmp_path).language.layers] == [0] * 5
+    assert load_model_config(tmp_path).language.layers[0].mixer.rope == 1
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["granite", "olmo2", "olmo3"])
+@torch.inference_mode()
+def test_rounded_weights(tmp_path: Path, family: str, weights: WeightFormat) -> None:
+    """Logits are those of the values that the format has, but for the rounding of activations."""
+    save(tmp_path, family, **(MULTIPLIERS if family == "granite" else {}))
+    config = load_model_config(tmp_path, "float32", weights=weights)
+    rounded = read_weights(tmp_path, config)
+    exactly = {name: exact(rounded, name).float() if f"{name}.scales" in rounded else value for name, value in rounded.items()}
+    ids, logits = torch.randint(0, 300, (60,), generator=torch.Generator().manual_seed(4)), list[torch.Tensor]()
+    for form, values in ((config, rounded), (replace(config, weights="auto"), exactly)):
+        kv = torch.zeros(8, config.kv_page_bytes(PAGE_TOKENS), dtype=torch.uint8)
+        lm = LanguageModel(form, values, kv, PAGE_TOKENS)
+        (hidden,) = lm.prefill([Chunk(lm.embed(ids), torch.arange(60).expand(3, -1), 0, torch.arange(8), ids=ids)], [0])
+        logits.append(lm.logits(hidden))
+    assert 0 < (logits[0] - logits[1]).abs().mean() / logits[1].std() < 0.05
+
+
 def test_biases_of_seed_oss(tmp_path: Path) -> None:
     for has_biases in (True, False):
         config = check(tmp_path, save(tmp_path, "seed_oss", attention_bias=has_biases, attention_out_bias=not has_biases))
         assert config.language.heads.bias == has_biases != config.language.heads.output_bias
 
 
-@pytest.mark.parametrize(("family", "size", "billions"), [("ernie4_5", "0.3b", 0.3607), ("seed_oss", "36b", 36.15)])
+PUBLISHED_BILLIONS = [
+    *(("ernie4_5", "0.3b", 0.3607), ("seed_oss", "36b", 36.15), ("granite", "3.3-2b", 2.534), ("granite", "3.3-8b", 8.171)),
+    *(("olmo2", "1b", 1.485), ("olmo2", "7b", 7.299), ("olmo2", "13b", 13.716), ("olmo2", "32b", 32.234), ("olmo3", "7b", 7.298)),
+]
+
+
+@pytest.mark.parametrize(("family", "size", "billions"), PUBLISHED_BILLIONS)
 def test_published_sizes(sized: Callable[[str, str], int], family: str, size: str, billions: float) -> None:
     assert sized(family, size) / 1e9 == pytest.approx(billions, rel=0.001)
 
@@ -312,6 +360,10 @@ def test_greedy_tokens_equal_those_of_generate(tmp_path: Path) -> None:
         ("qwen3", {"quantization_config": {"quant_method": "quip"}}, "quip"),
         ("ernie4_5", {"use_bias": True}, "use_bias is true; a feed-forward with biases"),
         ("seed_oss", {"mlp_bias": True}, "mlp_bias is true"),
+        ("granite", {"mlp_bias": True}, "mlp_bias is true"),
+        ("granite", {"residual_multiplier": 0.0}, "residual_multiplier is 0"),
+        ("olmo3", {"sliding_window": None}, "no window is used"),
+        ("olmo3", {"rope_parameters": {SLIDING: {"rope_type": "yarn"}}}, "sliding_attention.rope_type is 'yarn', expected 'default'"),
         ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads is 3, which does not divide"),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),

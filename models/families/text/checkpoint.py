@@ -1,6 +1,6 @@
 """What checkpoints of text alone have in common: their configuration, and the names of their tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from .windows import Windows, no_windows
 class Reading(NamedTuple):
     """How a family's config.json is read. All layers have the attention of ``attention`` but for their ``windows``. ``max_positions``,
     ``epsilon``: where the file has no ``max_position_embeddings`` and ``rms_norm_eps``. ``has_output_norms``: as in ``LayerConfig``.
-    ``is_tied``: its head, where the file has no ``tie_word_embeddings``."""
+    ``is_tied``: its head, where the file has no ``tie_word_embeddings``. ``finish`` changes what is a family's alone."""
 
     attention: Callable[[JsonObject], AttentionConfig]
     max_positions: int
@@ -27,6 +27,7 @@ class Reading(NamedTuple):
     has_output_norms: bool = False
     turning_layers: TurningLayers = all_turn
     is_tied: bool = False
+    finish: Callable[[JsonObject, LanguageConfig], LanguageConfig] = lambda config, language: language
 
 
 def parse_text_config(files: CheckpointFiles, family: str, reading: Reading) -> ModelConfig:
@@ -54,7 +55,8 @@ def parse_language(config: JsonObject, reading: Reading, tie: bool) -> LanguageC
         for layer, window, does_turn in zip(language.layers, found, turns, strict=True)
     )
     ropes = (rope,) if all(turns) else (rope, no_turns(mixer.head_dim))
-    return replace(language, layers=layers, ropes=ropes, rms_norm_eps=config.number("rms_norm_eps", default=reading.epsilon))
+    language = replace(language, layers=layers, ropes=ropes, rms_norm_eps=config.number("rms_norm_eps", default=reading.epsilon))
+    return reading.finish(config, language)
 
 
 def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
@@ -70,3 +72,8 @@ def canonical_name(name: str) -> str:
 def checkpoint_name(name: str) -> str:
     """See ``Family``."""
     return f"model.{name.removeprefix('language.')}" if name.startswith("language.") else name
+
+
+def renamed(name: str, names: Mapping[str, str]) -> str:
+    """The name with the one part that is in ``names`` changed."""
+    return next((name.replace(part, other) for part, other in names.items() if part in name), name)

@@ -1,7 +1,5 @@
 """What checkpoints of Gemma have in common: the activation, and the names of norms, which other families have in other places."""
 
-from collections.abc import Mapping
-
 from . import checkpoint
 
 ACTIVATION = "gelu_pytorch_tanh"
@@ -14,14 +12,9 @@ _NORMS = {
 
 def canonical_name(name: str) -> str:
     """See ``Family``."""
-    return _renamed(checkpoint.canonical_name(name), _NORMS)
+    return checkpoint.renamed(checkpoint.canonical_name(name), _NORMS)
 
 
 def checkpoint_name(name: str) -> str:
     """See ``Family``."""
-    return _renamed(checkpoint.checkpoint_name(name), {ours: theirs for theirs, ours in _NORMS.items()})
-
-
-def _renamed(name: str, names: Mapping[str, str]) -> str:
-    """The name with the one part that is in ``names`` changed."""
-    return next((name.replace(part, other) for part, other in names.items() if part in name), name)
+    return checkpoint.renamed(checkpoint.checkpoint_name(name), {ours: theirs for theirs, ours in _NORMS.items()})

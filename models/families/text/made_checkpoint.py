@@ -111,6 +111,22 @@ def _seed(dtype: str, num_merges: int, head_dim: int, *sizes: int) -> _Shape:
     return _Shape(dtype, num_merges, {**_sizes(*sizes, context=524288, theta=1e7), **others})
 
 
+def _granite(dtype: str, num_merges: int, attention: float, logits: float, tied: bool, *sizes: int) -> _Shape:
+    multipliers = {"embedding_multiplier": 12.0, "attention_multiplier": attention, "residual_multiplier": 0.22}
+    others = {**multipliers, "logits_scaling": logits, "rms_norm_eps": 1e-5, "tie_word_embeddings": tied}
+    return _Shape(dtype, num_merges, {**_sizes(*sizes, context=131072, theta=1e7), **others})
+
+
+def _olmo(vocab: int, context: int, *sizes: int, **others: Any) -> _Shape:
+    return _Shape("bfloat16", 8000, {**_sizes(vocab, *sizes, context=context, theta=5e5), "tie_word_embeddings": False, **others})
+
+
+def _olmo3_ropes(factor: float, trained: int) -> dict[str, Any]:
+    full = {"rope_type": "yarn", "rope_theta": 5e5, "factor": factor, "original_max_position_embeddings": trained}
+    return {"sliding_attention": {"rope_type": "default", "rope_theta": 5e5}, "full_attention": full}
+
+
+_OLMO3: dict[str, Any] = {"sliding_window": 4096, "rope_parameters": _olmo3_ropes(8.0, 8192)}
 _TINY_LLAMA = _sizes(1216, 128, 256, 4, 4, 2, context=8192, theta=10000.0)
 _TINY_LLAMA["rope_parameters"] |= {**_LLAMA_3, "original_max_position_embeddings": 256}
 _SHAPES = {  # of the published models: hidden size, that of the feed-forward, layers, heads, heads of keys and values
@@ -159,6 +175,25 @@ _SHAPES = {  # of the published models: hidden size, that of the feed-forward, l
         "tiny": _seed("float32", 900, 64, 1216, 128, 256, 4, 4, 2),
         "36b": _seed("bfloat16", 8000, 128, 155136, 5120, 27648, 64, 80, 8),
     },
+    "granite": {
+        "tiny": _granite("float32", 900, 0.1, 3.0, False, 1216, 128, 256, 4, 4, 2),
+        "3.3-2b": _granite("bfloat16", 8000, 0.015625, 8.0, True, 49159, 2048, 8192, 40, 32, 8),
+        "3.3-8b": _granite("bfloat16", 8000, 0.0078125, 16.0, True, 49159, 4096, 12800, 40, 32, 8),
+    },
+    "olmo2": {
+        "tiny": _olmo(1216, 4096, 128, 256, 4, 4, 2)._replace(dtype="float32", num_merges=900),
+        "1b": _olmo(100352, 4096, 2048, 8192, 16, 16, 16),
+        "7b": _olmo(100352, 4096, 4096, 11008, 32, 32, 32),
+        "13b": _olmo(100352, 4096, 5120, 13824, 40, 40, 40),
+        "32b": _olmo(100352, 4096, 5120, 27648, 64, 40, 8),
+    },
+    "olmo3": {
+        "tiny": _olmo(1216, 8192, 128, 256, 4, 4, 2, sliding_window=48, rope_parameters=_olmo3_ropes(4.0, 2048))._replace(
+            dtype="float32", num_merges=900
+        ),
+        "7b": _olmo(100278, 65536, 4096, 11008, 32, 32, 32, **_OLMO3),
+        "32b": _olmo(100278, 65536, 5120, 27648, 64, 40, 8, **_OLMO3),
+    },
     "qwen2": {
         "tiny": _Shape("float32", 900, {**_sizes(1216, 128, 256, 4, 4, 2, context=8192, theta=1e6), "tie_word_embeddings": True}),
         "0.5b": _qwen2(151936, True, 896, 4864, 24, 14, 2),
@@ -199,6 +234,9 @@ _ARCHITECTURES = {
     "glm4": "Glm4ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",

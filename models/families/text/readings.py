@@ -4,13 +4,13 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from ...architecture import AttentionConfig
+from ...architecture import AttentionConfig, LanguageConfig, RopeConfig
 from ...checkpoint.json_fields import JsonObject
 from ..experts import parse_experts
 from ..fields import parse_attention, parse_fused_mlps
 from .checkpoint import Reading
 from .ropes import parse_ernie_rope, parse_glm_rope, parse_phi3_rope, parse_rope, turn_but_for_some
-from .windows import windows_by_layer, windows_everywhere, windows_if_named, windows_if_used
+from .windows import windows_by_layer, windows_by_pattern, windows_everywhere, windows_if_named, windows_if_used
 
 
 def _llama_attention(config: JsonObject) -> AttentionConfig:
@@ -66,6 +66,45 @@ def _smollm3_attention(config: JsonObject) -> AttentionConfig:
     return _llama_attention(config)
 
 
+def _granite_attention(config: JsonObject) -> AttentionConfig:
+    return replace(_llama_attention(config), scale=config.number("attention_multiplier", default=1.0))
+
+
+def _with_multipliers(config: JsonObject, language: LanguageConfig) -> LanguageConfig:
+    """Granite's, of what is embedded, what layers add, and logits."""
+    scale = config.number("residual_multiplier", default=1.0)
+    return replace(
+        language,
+        layers=tuple(replace(layer, output_scale=scale) for layer in language.layers),
+        embedding_scale=config.number("embedding_multiplier", default=1.0),
+        logits_divisor=config.number("logits_scaling", default=1.0),
+    )
+
+
+def _olmo_attention(config: JsonObject) -> AttentionConfig:
+    return replace(parse_attention(config), has_joint_norms=True)
+
+
+def _with_norms_behind(config: JsonObject, language: LanguageConfig) -> LanguageConfig:
+    """OLMo's: layers have norms of what they add alone."""
+    return replace(language, layers=tuple(replace(layer, has_input_norms=False) for layer in language.layers))
+
+
+_windows_of_olmo3 = partial(windows_by_pattern, default_interval=4)
+
+
+def _with_local_rope(config: JsonObject, language: LanguageConfig) -> LanguageConfig:
+    """OLMo 3's: layers with a window, also one as large as the context, have a rotary embedding that is not stretched."""
+    local = config.object("rope_parameters").object("sliding_attention")
+    local.text("rope_type", default="default", choices=("default",))
+    windows = _windows_of_olmo3(config, language.num_layers)
+    layers = tuple(
+        replace(layer, mixer=replace(layer.mixer, rope=int(window > 0))) for layer, window in zip(language.layers, windows, strict=True)
+    )
+    ropes = (*language.ropes, RopeConfig(theta=local.number("rope_theta", default=5e5)))
+    return _with_norms_behind(config, replace(language, layers=layers, ropes=ropes))
+
+
 _SMOLLM3 = Reading(
     _smollm3_attention, 32768, ropes=partial(parse_rope, default_theta=2e6), turning_layers=turn_but_for_some, is_tied=True
 )
@@ -81,6 +120,17 @@ READINGS = {
     "smollm3": _SMOLLM3,
     "ernie4_5": Reading(_ernie_attention, 131072, ropes=parse_ernie_rope, epsilon=1e-5, is_tied=True),
     "seed_oss": Reading(_seed_attention, 524288),
+    "granite": Reading(_granite_attention, 2048, finish=_with_multipliers),
+    "olmo2": Reading(_olmo_attention, 2048, epsilon=1e-5, has_output_norms=True, finish=_with_norms_behind),
+    "olmo3": Reading(
+        _olmo_attention,
+        2048,
+        windows=_windows_of_olmo3,
+        ropes=partial(parse_rope, default_theta=5e5),
+        epsilon=1e-5,
+        has_output_norms=True,
+        finish=_with_local_rope,
+    ),
     "qwen2": Reading(_qwen2_attention, max_positions=32768, windows=windows_by_layer),
     "qwen3": Reading(_qwen3_attention, max_positions=32768, windows=windows_by_layer),
     "qwen3_moe": Reading(_qwen3_moe_attention, 32768, feed_forwards=parse_experts, windows=windows_if_used),
