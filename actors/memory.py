@@ -39,6 +39,7 @@ from ..shm.descriptors import Descriptor, DescriptorServer, fetch_descriptors
 from ..shm.errors import MissingError
 from ..shm.flight_recorder import FlightRecorder
 from ..shm.key_use import KeyUse
+from ..shm.layer_progress import LayerProgress
 from ..shm.plan_table import PlanTable
 from ..shm.pool import PagePool
 from ..shm.ring import Ring
@@ -193,6 +194,8 @@ def make_tables(actor: Actor, layout: MemoryLayout) -> None:
     ActorTable.create(run, actors, {name: device for name, device in actor.config.actor_devices.items()})
     ControllerStats.create(run)
     StepGaps.create(run, MAX_INSTANCES)
+    if actor.config.num_kv_pools > 1:
+        LayerProgress.create(run)
     if actor.config.actors.turns != "off":
         for device in range(actor.config.num_kv_pools):
             Turns.create(run, device)

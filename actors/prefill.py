@@ -26,6 +26,7 @@ from ..runtime.bus.plans import Plan, Prefill, PrefillChunk
 from ..runtime.observe.flight import Kind
 from ..runtime.pools import state_pool
 from ..runtime.process.saved_pages import cache_directory
+from ..shm.layer_progress import LayerCounter, LayerProgress
 from ..shm.logprob_file import PROMPT
 from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
@@ -65,9 +66,9 @@ def main(actor: Actor) -> None:
         actor.flight.record(Kind.FIRST_TOKEN, began_ns, time.monotonic_ns() - began_ns, row, generation)
 
     stage = PipelineStage.open(actor.run, actor.config, actor.model, actor.name, shared.device)
-    worker = PrefillWorker(
-        actor.model, model, table, embeddings, layout.kv_page_tokens, completion, actor.turn.after_layer, note_draw, stage
-    )
+    layers = open_counter(actor)
+    after_layer = actor.turn.after_layer if layers is None else layers.before(actor.turn.after_layer)
+    worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, completion, after_layer, note_draw, stage)
     cache = cache_directory(actor.config)
     states = PageLoader(actor.run, PagePool.attach(actor.run, state_pool(actor.kv_pool), "fill"), cache) if layout.has_states else None
     loader = PageLoader(actor.run, kv, cache, states)
@@ -77,12 +78,22 @@ def main(actor: Actor) -> None:
     def execute(plan: Plan) -> Result:
         if isinstance(plan, Load):
             return loader.load_chunks(plan, table)
+        assert isinstance(plan, Prefill) and actor.status is not None
+        if layers is not None:
+            layers.begin(actor.status.step_plan)
         result = worker.execute(plan)
-        if packed is not None and isinstance(plan, Prefill):
+        if packed is not None:
             pack_chunks(packed, plan, table, layout.kv_page_tokens)
+        if layers is not None and isinstance(result, Done):
+            layers.done()
         return result
 
     serve_plans(actor, execute, table, shared.device_pages)
+
+
+def open_counter(actor: Actor) -> LayerCounter | None:
+    """Return what tells other devices how many layers are stored, where there are several (KT1)."""
+    return LayerCounter(LayerProgress.attach(actor.run, writable=True), actor.generation) if actor.config.num_kv_pools > 1 else None
 
 
 class PrefillWorker:

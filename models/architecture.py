@@ -408,6 +408,17 @@ def kv_part_bytes(language: LanguageConfig, page_tokens: int, value_bytes: int, 
     return sizes if len(sizes) == 1 else [-(-size // GROUP_ALIGNMENT) * GROUP_ALIGNMENT for size in sizes]
 
 
+def kv_layer_parts(config: ModelConfig, page_tokens: int) -> list[tuple[int, slice]]:
+    """Return the layers that have K and V of their own, in order, each with the place of these in a KV page of all groups, in bytes."""
+    parts, value_bytes, start = list[tuple[int, slice]](), DTYPE_BYTES[config.dtype], 0
+    sizes = kv_part_bytes(config.language, page_tokens, value_bytes, config.kv_dtype)
+    for (heads, layers), size in zip(config.language.kv_groups, sizes, strict=True):
+        num_bytes = kv_layer_bytes(heads, page_tokens, value_bytes, config.kv_dtype)
+        parts += [(layer, slice(start + at * num_bytes, start + (at + 1) * num_bytes)) for at, layer in enumerate(layers)]
+        start += size
+    return sorted(parts, key=lambda part: part[0])
+
+
 def packed_part_bytes(group: KvGroup, page_tokens: int, packed: TransferDType) -> int:
     """Bytes of a group's part of a packed page; 0 where none are."""
     head_dim, num_heads = group.heads.head_dim, len(group.layers) * page_tokens * 2 * group.heads.num_kv_heads

@@ -80,6 +80,10 @@ class PlanTable:
         record = self._read(slot)
         return record.payload if record is not None and record.plan_id == plan_id else None
 
+    def holds(self, slot: int, plan_id: int) -> bool:
+        """Return whether a slot holds this plan."""
+        return bool(self._segment.words[self._start(slot) // 8] == plan_id)
+
     def clear(self, slot: int) -> None:
         """Free a slot."""
         self._segment.words[self._start(slot) // 8] = 0

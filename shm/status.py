@@ -300,6 +300,11 @@ class ActorStatus:
         words[_DEADLINE] = now_ns + int(deadline_s * 1e9)
 
     @property
+    def step_plan(self) -> int:
+        """The plan of the declared step, or of the last one."""
+        return int(self._words[_PLAN])
+
+    @property
     def step_start_ns(self) -> int:
         """The start of the last step; CLOCK_MONOTONIC."""
         return int(self._words[_START])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import wait
 
+from ...models.architecture import kv_layer_parts
 from ...models.errors import GrammarError
 from ...models.grammar.matcher import Matchers
 from ...models.grammar.vocabulary import load_vocabulary
@@ -46,6 +47,7 @@ log = logging.getLogger(__name__)
 SCAN_S = 0.5
 IDLE_S = 0.5
 PAUSED_S = 0.005
+LAYER_S = 0.002  # between two looks whether a prefill has stored a layer
 
 
 def main(actor: Actor) -> None:
@@ -83,7 +85,8 @@ def main(actor: Actor) -> None:
     actor.serving()
     try:
         gaps = StepGaps.attach(actor.run, number_of(actor.name))
-        copier = PageCopier(actor, kv, table, layout.kv_page_tokens, open_packing(actor, layout.kv_page_tokens))
+        packing, layers = open_packing(actor, layout.kv_page_tokens), kv_layer_parts(actor.model, layout.kv_page_tokens)
+        copier = PageCopier(actor, kv, table, layout.kv_page_tokens, packing, layers)
         Decoding(actor, table, running, compiler, gaps, Ringer(actor.run, "detokenizer"), copier).run()
     finally:
         compiler.close()
@@ -149,6 +152,8 @@ class Decoding:
                 if not self._copier.is_busy:
                     self._compiler.prepare()
                     self._actor.wait(IDLE_S)
+                elif self._copier.is_waiting:
+                    self._actor.wait(LAYER_S)
                 continue
             if self._trials.suspects:
                 self._try_one()

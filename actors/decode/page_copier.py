@@ -3,18 +3,25 @@
 A plan is read from the plan table, as in ``host.plan_loop``; it is answered with the stored result if it comes again. Copying stops
 after a few milliseconds for the next step, and goes on after it. A new process begins the plan anew: that writes the same bytes to the
 same pages. A process that ends in order has no copy under way, since they are made in its own loop.
+
+Behind a prefill a layer of its pages is copied once it is stored, while the next ones are computed (KT1), and the plan is done when
+the last one has been. If the prefill dies before, and another process does its plan anew, all layers are copied anew. Packed pages
+are copied when the prefill is done. While a plan waits for its prefill the next one is copied.
 """
 
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from ...models.lm.kv_packing import KvPacking
-from ...runtime.bus.copy_plans import Transfer
+from ...runtime.bus.copy_plans import Transfer, TransferChunk
 from ...runtime.bus.messages import ItemError, PlanDone, Result, Run, Skipped, Transferred
 from ...runtime.bus.plans import Plan, decode_plan
+from ...runtime.observe.flight import Kind
 from ...runtime.pools import log_pool, state_pool
+from ...shm.layer_progress import DONE, LayerProgress
 from ...shm.plan_table import PlanTable
 from ...shm.pool import Access, PagePool
 from ...shm.sequence_table import SequenceTable
@@ -29,33 +36,66 @@ COPY_S = 0.005  # between two steps
 STATE_PART_BYTES = 1 << 20  # of a recurrent state, between two looks at the clock
 KEPT_RESULTS = 256
 
-ReadPage = Callable[[int], tuple[memoryview, int]]
-"""Returns the contents of a page, and how many bytes were read for them."""
+ReadPage = Callable[[int, slice], tuple[memoryview, int]]
+"""Returns a part of a page, of packed ones all of it, and how many bytes were read for it."""
+Pages = Sequence[tuple[int, int]]
+"""(to, from) each."""
+
+
+class PlanGone(Exception):
+    """The prefill that a plan is behind has left the table, and nobody has done it."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """A plan that is being copied. ``pages``: copies a piece and yields its bytes, or 0 if there is nothing to copy for now."""
+
+    plan_id: int
+    plan: Plan
+    pages: Iterator[int]
+    began_ns: int
+    num_bytes: int = 0
+    waits: bool = False
 
 
 class PageCopier:
-    """The plans that decode has been sent, and the one that it is at."""
+    """The plans that decode has been sent, and those that it is at."""
 
-    def __init__(self, actor: Actor, kv: PagePool, table: SequenceTable, page_tokens: int, packing: KvPacking | None = None) -> None:
-        """``kv``: the pool of this actor's device. ``packing``: of pages that come from others; None: they come as they are."""
+    def __init__(
+        self,
+        actor: Actor,
+        kv: PagePool,
+        table: SequenceTable,
+        page_tokens: int,
+        packing: KvPacking | None = None,
+        layers: Sequence[tuple[int, slice]] = (),
+    ) -> None:
+        """``kv``: the pool of this actor's device. ``packing``: of pages that come from others; None: they come as they are.
+        ``layers``: the numbers of those with K and V of their own, rising, and where these lie in a page."""
         self._actor = actor
         self._kv = kv
         self._table = table
         self._page_tokens = page_tokens
         self._packing = packing
+        self._whole = slice(0, kv.page_bytes)
+        self._layers = [(DONE - 1, self._whole)] if packing is not None or not layers else layers
         self._plans = PlanTable.attach(actor.run, writable=False)
+        self._progress: LayerProgress | None = None
         self._pools: dict[str, PagePool] = {}
         self._sources: dict[str, ReadPage] = {}
         self._queue: deque[Run] = deque()
         self._results: OrderedDict[int, PlanDone] = OrderedDict()
         self._flight = PlanFlight(actor.flight)
-        self._current: tuple[int, Plan, Iterator[int]] | None = None
-        self._num_bytes = 0
-        self._began_ns = 0
+        self._works: list[_Work] = []
 
     @property
     def is_busy(self) -> bool:
-        return self._current is not None or bool(self._queue)
+        return bool(self._works or self._queue)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has plans, and there was nothing to copy for any of them."""
+        return bool(self._works) and not self._queue and all(work.waits for work in self._works)
 
     def take(self, command: Run) -> None:
         """Take a command: queue it, or answer it at once."""
@@ -66,59 +106,113 @@ class PageCopier:
             self._flight.arrived(command.plan_id)
 
     def go_on(self) -> None:
-        """Copy for a while."""
+        """Copy for a while: the oldest plan that has something to copy."""
+        if not self.is_busy:
+            return
+        for work in self._works:
+            work.waits = False
         until_s = time.monotonic() + COPY_S
-        while time.monotonic() < until_s and (self._current is not None or self._begin_next()):
-            assert self._current is not None
-            plan_id, plan, pages = self._current
-            try:
-                for num_bytes in pages:
-                    self._num_bytes += num_bytes
-                    if time.monotonic() >= until_s:
-                        return
-            except ValueError:  # else this process would meet the plan again after every restart
-                name = f"plan {plan_id:x} of {self._actor.name}"
-                log.exception("%s failed (%s)", name, type(plan).__name__)
-                self._finish(plan_id, plan, ItemError(500, f"the request could not be processed: {name} failed, and the log says why"))
+        while time.monotonic() < until_s:
+            at_hand = next((work for work in self._works if not work.waits), None) or self._begin_next()
+            if at_hand is None:
+                return
+            self._copy_for(at_hand, until_s)
+
+    def _copy_for(self, work: _Work, until_s: float) -> None:
+        """Copy for a plan until it waits, it is done, or time is up."""
+        began_ns, before = time.monotonic_ns(), work.num_bytes
+        result: Result | None = None
+        try:
+            for num_bytes in work.pages:
+                work.num_bytes += num_bytes
+                work.waits = not num_bytes
+                if work.waits or time.monotonic() >= until_s:
+                    break
             else:
-                self._finish(plan_id, plan, Transferred(self._num_bytes))
+                result = Transferred(work.num_bytes)
+        except PlanGone:
+            result = Skipped()
+        except ValueError:  # else this process would meet the plan again after every restart
+            name = f"plan {work.plan_id:x} of {self._actor.name}"
+            log.exception("%s failed (%s)", name, type(work.plan).__name__)
+            result = ItemError(500, f"the request could not be processed: {name} failed, and the log says why")
+        if work.num_bytes > before:
+            num_bytes = work.num_bytes - before
+            self._actor.flight.record(Kind.COPY, began_ns, time.monotonic_ns() - began_ns, work.plan_id, num_bytes)
+        if result is not None:
+            self._works.remove(work)
+            self._finish(work.plan_id, work.plan, work.began_ns, result)
 
     def _is_at(self, plan_id: int) -> bool:
-        return self._current is not None and self._current[0] == plan_id
+        return any(work.plan_id == plan_id for work in self._works)
 
-    def _begin_next(self) -> bool:
-        """Begin the next plan that is still wanted. Returns whether there is one."""
+    def _begin_next(self) -> _Work | None:
+        """Begin the next plan that is still wanted. Returns it, or None if there is none."""
         while self._queue:
             command = self._queue.popleft()
             payload = self._plans.read(command.slot, command.plan_id)
             if payload is None or command.plan_id in self._results:
                 self._flight.skipped(command.plan_id)
                 continue
-            plan = decode_plan(payload)
-            self._began_ns, self._num_bytes = time.monotonic_ns(), 0
+            plan, began_ns = decode_plan(payload), time.monotonic_ns()
             is_late = 0 < command.deadline_s <= time.monotonic()
             if is_late or still_wanted(plan, self._table) is None:
-                self._finish(command.plan_id, plan, Skipped())
+                self._finish(command.plan_id, plan, began_ns, Skipped())
                 continue
             assert isinstance(plan, Transfer)
-            self._current = command.plan_id, plan, self._copy(plan)
-            return True
-        return False
+            self._works.append(_Work(command.plan_id, plan, self._copy(plan), began_ns))
+            return self._works[-1]
+        return None
 
     def _copy(self, plan: Transfer) -> Iterator[int]:
-        """Copy page by page, and yield the bytes of each. The tables stay as they are until the plan has been answered."""
+        """Copy page by page, or behind a prefill layer by layer, and yield the bytes of each piece. The tables stay as they are until
+        the plan has been answered."""
         source = self._reader(plan.source)
         for chunk in plan.chunks:
-            places = slice(chunk.start // self._page_tokens, -(-chunk.end // self._page_tokens))
-            theirs = self._table.source_pages(chunk.row, chunk.member)[places].tolist()
-            ours = self._table.pages(chunk.row, chunk.member)[places].tolist()
-            for target, page in zip(ours, theirs, strict=True):
-                contents, num_bytes = source(page)
-                self._kv.page(target)[:] = contents
-                yield num_bytes
-            for pool_beside, pages in ((state_pool, chunk.state), (log_pool, chunk.log)):
-                if pages is not None:
-                    yield from self._copy_state(pool_beside(plan.source), pool_beside(self._kv.name), *pages)
+            filled = chunk.end if plan.behind is None else chunk.filled
+            yield from self._move(source, self._pages(chunk, chunk.start, filled), self._whole)
+        if plan.behind is not None:
+            pages = [pair for chunk in plan.chunks for pair in self._pages(chunk, chunk.filled, chunk.end)]
+            yield from self._follow(*plan.behind, source, pages)
+        for chunk in plan.chunks:
+            for pool_beside, both in ((state_pool, chunk.state), (log_pool, chunk.log)):
+                if both is not None:
+                    yield from self._copy_state(pool_beside(plan.source), pool_beside(self._kv.name), *both)
+
+    def _follow(self, plan_id: int, slot: int, source: ReadPage, pages: Pages) -> Iterator[int]:
+        """Copy the pages that a prefill plan fills, of each layer once it is stored. Raises: PlanGone."""
+        generation, num_copied = -1, 0
+        self._progress = progress = self._progress or LayerProgress.attach(self._actor.run)
+        while True:
+            is_held = self._plans.holds(slot, plan_id)  # before the word, which says so if the plan was done before it left
+            at = progress.read(plan_id)
+            is_done = at is not None and at.num_layers == DONE
+            if not is_held and not is_done:
+                raise PlanGone
+            if at is not None and at.generation != generation:  # what the process before wrote last need not have been whole
+                generation, num_copied = at.generation, 0
+            stored = [] if at is None else [part for layer, part in self._layers[num_copied:] if layer < at.num_layers]
+            if not stored and is_done:
+                return
+            for part in stored:
+                yield from self._move(source, pages, part)
+            num_copied += len(stored)
+            if not stored:
+                yield 0
+
+    def _pages(self, chunk: TransferChunk, start: int, end: int) -> Pages:
+        """Return the pages of a chunk's tokens [start, end); ``start`` is the first token of one."""
+        places = slice(start // self._page_tokens, -(-end // self._page_tokens))
+        tables = self._table.pages(chunk.row, chunk.member), self._table.source_pages(chunk.row, chunk.member)
+        ours, theirs = (table[places].tolist() for table in tables)
+        return list(zip(ours, theirs, strict=True))
+
+    def _move(self, source: ReadPage, pages: Iterable[tuple[int, int]], part: slice) -> Iterator[int]:
+        """Copy a part of each of these pages."""
+        for target, page in pages:
+            contents, num_bytes = source(page, part)
+            self._kv.page(target)[part] = contents
+            yield num_bytes
 
     def _copy_state(self, source: str, target: str, page: int, to: int) -> Iterator[int]:
         """Copy a page of recurrent states, or of their log, part by part."""
@@ -138,15 +232,17 @@ class PageCopier:
         if name not in self._sources:
             pool = self._pool(name, "read")
             packed = None if self._packing is None else PackedPages(self._actor, pool, self._packing, "read")
-            self._sources[name] = (lambda page: (pool.page(page), pool.page_bytes)) if packed is None else packed.read
+            if packed is None:
+                self._sources[name] = lambda page, part: (pool.page(page)[part], part.stop - part.start)
+            else:
+                self._sources[name] = lambda page, _: packed.read(page)
         return self._sources[name]
 
-    def _finish(self, plan_id: int, plan: Plan, result: Result) -> None:
-        self._current = None
-        elapsed_s = (time.monotonic_ns() - self._began_ns) / 1e9
+    def _finish(self, plan_id: int, plan: Plan, began_ns: int, result: Result) -> None:
+        elapsed_s = (time.monotonic_ns() - began_ns) / 1e9
         done = PlanDone(self._actor.name, self._actor.generation, plan_id, elapsed_s, result)
         self._results[plan_id] = done
         if len(self._results) > KEPT_RESULTS:
             self._results.popitem(last=False)
-        self._flight.done(plan_id, plan, self._began_ns, result, len(self._queue))
+        self._flight.done(plan_id, plan, began_ns, result, len(self._queue))
         self._actor.send(done)

@@ -309,10 +309,10 @@ MECHANISMS = {  # by their ids
     "KQ1": Mutant("models/lm/kv_pages.py", "    whole = heads.round_() if", "    whole = heads if", "tests/models/test_kv_pages.py"),
     "KQ2": Mutant("models/lm/kv_packing.py", "(codes & 15, codes >> 4)", "(codes >> 4, codes & 15)", "tests/models/test_kv_pages.py"),
     "KT1": Mutant(
-        f"{RULES}/plans/kinds/transfer.py",
-        "            num_filled -= num_filled % page_tokens",
-        "            num_filled = 0",
-        "tests/runtime/controller/test_migration.py",
+        "actors/decode/page_copier.py",
+        "if at is not None and at.generation != generation:",
+        "if at is not None and generation < 0:",
+        "tests/actors/decode/test_page_copier.py",
     ),
 }
 """By the mechanism's id."""

@@ -122,15 +122,18 @@ class TransferChunk(TokenChunk, frozen=True):
     """The pages of these tokens: from those of its source table to those in the same places of its block
     table. ``start`` is the first token of a page.
 
-    The last one of a member whose model has recurrent states names the pages of its state and its log: (from, to)."""
+    The last one of a member whose model has recurrent states names the pages of its state and its log: (from, to). Of a plan that
+    copies behind a prefill, the pages of the tokens before ``filled`` are filled already: whole ones, or all."""
 
     state: tuple[int, int] | None = None
     log: tuple[int, int] | None = None
+    filled: int = 0
 
 
 class Transfer(ChunkPlan, frozen=True):
-    """decode: copy KV pages of one row from the pool ``source``, of the device that prefilled them, to that of its own device (TI6,
-    KT1). The result is ``Transferred``."""
+    """decode: copy KV pages of one row from the pool ``source``, of the device that prefilled them, to that of its own device (TI6).
+    ``behind``: the plan of a prefill, and its slot in the table, that fills the chunks' last pages, which are copied layer by layer
+    while it does (KT1). The result is ``Transferred``, or ``Skipped`` if that plan has left the table and nobody has done it."""
 
     STAGE = "decode"
     KIND = PlanKind.TRANSFER
@@ -138,6 +141,7 @@ class Transfer(ChunkPlan, frozen=True):
 
     source: PoolName
     chunks: list[TransferChunk]
+    behind: tuple[int, int] | None = None
 
     def only(self, is_alive: Callable[[int, int], bool]) -> "Transfer | None":
         """Return the plan if its row is alive."""

@@ -43,6 +43,7 @@ class Kind(enum.IntEnum):
 
     # decode
     STEP = 20  # slice. key step, a rows, b ``pack_pair`` of rows that ended in it and tokens, c rows that are members
+    COPY = 22  # slice: KV pages of another device were copied, between two steps. key plan id, a bytes
     ROW_ENDED = 21  # key row, a row generation, b end code
 
     # detokenizer

@@ -29,7 +29,7 @@ SETTLE_NS = 20_000_000  # a record is stamped before it is written: younger ones
 _LOST_PLAN_NS = 60_000_000_000  # after which a plan whose requests are not known is forgotten
 
 # Steps of decode and detokenizer, ticks and gauges are most of all records, and say nothing about single requests.
-_IGNORED = (Kind.STEP, Kind.TEXT, Kind.TICK, Kind.POOL, Kind.QUEUES, Kind.BUDGETS, Kind.UNSENT)
+_IGNORED = (Kind.STEP, Kind.COPY, Kind.TEXT, Kind.TICK, Kind.POOL, Kind.QUEUES, Kind.BUDGETS, Kind.UNSENT)
 
 
 def _table(kinds: Iterable[Kind]) -> NDArray[np.bool_]:

@@ -19,7 +19,7 @@ NUM_STEPS = 4096  # of decode, the latest: those in which a first token may have
 _RECORDS_AT_ONCE, _REQUESTS_AT_ONCE = 128, 8  # about 0.4 ms of work each
 _LOST_PLAN_NS = 60_000_000_000  # after which a plan of requests that are not followed is forgotten
 # Nothing about single requests; decode's steps are needed for the first token.
-_IGNORED = (Kind.TEXT, Kind.TICK, Kind.POOL, Kind.QUEUES, Kind.BUDGETS, Kind.UNSENT)
+_IGNORED = (Kind.TEXT, Kind.COPY, Kind.TICK, Kind.POOL, Kind.QUEUES, Kind.BUDGETS, Kind.UNSENT)
 _SAID = frozenset({Kind.FIRST_TEXT, Kind.OVER})
 
 

@@ -156,6 +156,8 @@ def _describe(record: FlightRecord, plans: dict[int, PlanSpan], requests: dict[i
         case Kind.STEP:
             ended, tokens = unpack_pair(record.b)
             return "step", {"step": record.key, "rows": record.a, "tokens": tokens, "ended": ended, "members": record.c}
+        case Kind.COPY:
+            return "copy", {"plan": f"{record.key:#x}", "copied": record.a}
         case Kind.TEXT:
             return "text", {}
         case Kind.TICK:

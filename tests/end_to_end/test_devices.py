@@ -19,11 +19,12 @@ from mmrt.runtime.bus.copy_plans import Transfer
 from mmrt.runtime.bus.plans import decode_plan
 from mmrt.runtime.stage_table import ProcessSpec, format_layout
 from mmrt.shm.controller_stats import ControllerStats
+from mmrt.shm.layer_progress import DONE, LayerProgress
 from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
-from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.conftest import Server, copy_package
 from mmrt.tests.end_to_end.test_instances import at_once
 from mmrt.tests.end_to_end.test_outages import TIMEOUT_S, Asking
 from mmrt.tests.end_to_end.test_restart import LONG, PROMPT, Streams, processes
@@ -40,6 +41,8 @@ prefill_budget_tokens = 128
 [supervisor]
 backoff_s = 0.05
 """
+PAGE_S = 0.01  # to copy a page
+LAYER_S = 0.1  # of prefill
 LETTERS = "abcdefghij " * 90
 LONG_PROMPT = [{"role": "user", "content": LETTERS + PROMPT}]
 
@@ -49,8 +52,11 @@ def slow_source(source: Path) -> Path:
     """A copy of the package that takes its time to copy a page."""
     file = source / "actors" / "decode" / "page_copier.py"
     text = file.read_text()
-    assert text.count("yield num_bytes") == 1
-    file.write_text(text.replace("yield num_bytes", "time.sleep(0.01)\n                yield num_bytes"))
+    assert text.count("            yield num_bytes") == 1
+    share = "(part.stop - part.start) / self._kv.page_bytes"
+    file.write_text(
+        text.replace("            yield num_bytes", f"            time.sleep({PAGE_S} * {share})\n            yield num_bytes")
+    )
     return source
 
 
@@ -86,6 +92,82 @@ def wait_for_half_a_copy(server: Server) -> None:
                     if 0 < sum(is_copy(theirs.view(np.float32), ours.view(np.float32)) for theirs, ours in both) < len(pages[0]):
                         return
     raise AssertionError("no copy was seen")
+
+
+@pytest.fixture(scope="module")
+def layered(launch: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
+    """Seven layers of two groups. Each takes prefill its time, in which half of what it stores could be copied."""
+    source = copy_package(tmp_path_factory.mktemp("layered"))
+    for file, line, more in (
+        (source / "actors" / "decode" / "page_copier.py", "            yield num_bytes", f"time.sleep({LAYER_S} / 16)"),
+        (source / "shm" / "layer_progress.py", "        self._note(self._num_layers + 1)", f"__import__('time').sleep({LAYER_S})"),
+    ):
+        text = file.read_text()
+        assert text.count(line) == 1
+        file.write_text(text.replace(line, f"{line[: len(line) - len(line.lstrip())]}{more}\n{line}"))
+    return launch("gemma3", settings=SETTINGS.format("EP@left+D@right"), source=source)
+
+
+def wait_for_some_layers(server: Server) -> None:
+    """Until decode has copied some layers of pages that prefill is at."""
+    until_s = time.monotonic() + TIMEOUT_S
+    with ExitStack() as stack:
+        run = stack.enter_context(RunDirectory.attach(server.run_path))
+        table = stack.enter_context(closing(SequenceTable.attach(run, writable=False)))
+        plans = stack.enter_context(closing(PlanTable.attach(run, writable=False)))
+        words = stack.enter_context(closing(LayerProgress.attach(run)))
+        pools = [stack.enter_context(closing(PagePool.attach(run, name, "read"))) for name in ("kv", "kv.1")]
+        while time.monotonic() < until_s:
+            for plan in [decode_plan(record.payload) for record in plans.live()]:
+                if isinstance(plan, Transfer) and plan.behind is not None and (chunk := plan.chunks[0]).filled > 64:
+                    at = words.read(plan.behind[0])
+                    place = chunk.filled // 16
+                    theirs, ours = table.source_pages(chunk.row, 0)[place], table.pages(chunk.row, 0)[place]
+                    same = np.mean(pools[0].data[theirs] == pools[1].data[ours])
+                    if at is not None and 1 < at.num_layers < DONE and 0.1 < same < 0.9:
+                        return
+    raise AssertionError("no layers were seen")
+
+
+def test_layers_are_copied_while_prefill_computes_the_next(layered: Server, launch: Callable[..., Server]) -> None:
+    """KT1: some of the last chunk's layers are copied before prefill is done with it, the last one behind that, and decode's first step
+    comes after all of them."""
+    assert layered.chat(LONG_PROMPT)[1] == launch("gemma3").chat(LONG_PROMPT)[1]
+    layered.wait_until_empty()
+    events = json.loads(layered.mmrt("trace", "-o", "-").stdout)["traceEvents"]
+    slices = sorted((event for event in events if event["ph"] == "X"), key=lambda event: event["ts"])
+    last = [event for event in slices if event["name"] == "transfer"][-1]
+    copies = [event for event in slices if event["name"] == "copy" and event["args"]["plan"] == last["args"]["plan"]]
+    prefilled = max(event["ts"] + event["dur"] for event in slices if event["name"] == "prefill")
+    assert sum(event["args"]["copied"] for event in copies) == last["args"]["bytes"] > 0
+    before = [event["args"]["copied"] for event in copies if event["ts"] + event["dur"] < prefilled]
+    assert len(before) > 1 and sum(before) < last["args"]["bytes"], "some layers, not the last"
+    first_step = min(event["ts"] for event in slices if event["name"] == "step")
+    assert max(event["ts"] + event["dur"] for event in copies) < first_step
+
+
+@pytest.mark.parametrize(
+    "victims",
+    [
+        ("prefill",),
+        pytest.param(("decode",), marks=pytest.mark.slow),
+        pytest.param(("controller",), marks=pytest.mark.slow),
+        pytest.param(("decode", "prefill", "controller"), marks=pytest.mark.slow),
+    ],
+    ids="+".join,
+)
+def test_a_kill_in_the_middle_of_a_chunk_changes_nothing(layered: Server, victims: tuple[str, ...]) -> None:
+    """Decode has some layers of it."""
+    expected, before = layered.chat(LONG_PROMPT, extra_body={"cache_salt": "first"})[1], processes(layered)
+    asking = Asking(layered, LONG_PROMPT, max_tokens=24, extra_body={"cache_salt": "of a kill of " + "+".join(victims)})
+    wait_for_some_layers(layered)
+    for victim in victims:
+        layered.kill(victim)
+    asking.join(TIMEOUT_S)
+    assert (asking.error, asking.ids) == (None, expected)
+    layered.wait(lambda status: bool(status["ready"]), "ready")
+    assert all(processes(layered)[victim] != before[victim] for victim in victims)
+    layered.wait_until_empty()
 
 
 def test_answers_are_those_of_one_pool(apart: Server, server: Server) -> None:

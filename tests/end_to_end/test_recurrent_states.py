@@ -70,7 +70,7 @@ PLACES = {  # of each file: the place's name, and the line before which it is, o
     "actors/prefill.py": [("end of a plan", "        return Done()\n")],
     "actors/controller/io.py": [("effects", "        match effect:\n")],
     "actors/decode/page_copier.py": [
-        ("copied page", "                yield num_bytes\n"),
+        ("copied page", "            yield num_bytes\n"),
         ("part of a state", "            place[start : start + len(part)] = part\n"),
         ("after a part of a state", "            place[start : start + len(part)] = part\n"),
     ],

@@ -1,6 +1,6 @@
 """decode copies KV pages of another device: real pools, a real table and real plans."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ from mmrt.runtime.bus.messages import ItemError, PlanDone, Run, Skipped, Transfe
 from mmrt.runtime.bus.wire import encode
 from mmrt.schema.rows import Phase
 from mmrt.shm.flight_recorder import FlightRecorder
+from mmrt.shm.layer_progress import LayerCounter, LayerProgress
 from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
@@ -42,14 +43,16 @@ class Place:
         self.sent: list[PlanDone] = []
         self.copier = self.process()
 
-    def process(self, generation: int = 1) -> PageCopier:
+    def process(self, generation: int = 1, layers: Sequence[tuple[int, slice]] = ()) -> PageCopier:
         """A new generation of decode."""
         flight = self.recorder.writer(generation)
         actor: Any = SimpleNamespace(run=self.run, name="decode", generation=generation, flight=flight, send=self.sent.append)
-        return PageCopier(actor, self.target, self.table, 16)
+        return PageCopier(actor, self.target, self.table, 16, layers=layers)
 
-    def order(self, start: int, end: int, number: int = 1, **states: tuple[int, int]) -> Run:
-        plan = Transfer("kv", [TransferChunk(0, int(self.table.generation[0]), 0, start, end, **states)])
+    def order(
+        self, start: int, end: int, number: int = 1, behind: tuple[int, int] | None = None, filled: int = 0, **states: tuple[int, int]
+    ) -> Run:
+        plan = Transfer("kv", [TransferChunk(0, int(self.table.generation[0]), 0, start, end, filled=filled, **states)], behind)
         self.plans.write(0, number, 0, encode(plan))
         return Run(1, 0, number)
 
@@ -159,3 +162,128 @@ def test_a_plan_that_is_obsolete_or_not_wanted_is_not_done(place: Place) -> None
     place.copier.take(order)
     place.copier.go_on()
     assert place.results == [(2, Skipped()), (3, Skipped())] and place.held == "\0" * 5
+
+
+# -------------------------------------------------------------------------------------------------- behind a prefill
+
+PREFILL, SLOT = (3 << 32) + 70, 2
+LAYERS = [(0, slice(0, 16)), (1, slice(32, 48)), (3, slice(16, 32))]  # of two groups; layer 2 has no K and V of its own
+
+
+class Follow:
+    """decode copies pages 1 to 3 behind a prefill of four layers; page 0 is filled."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.words = LayerProgress.create(place.run)
+        self.copier = place.process(layers=LAYERS)
+        place.plans.write(SLOT, PREFILL, 1, b"of prefill")
+        self.copier.take(place.order(0, 64, behind=(PREFILL, SLOT), filled=16))
+
+    def prefill(self, generation: int = 1) -> LayerCounter:
+        """A new generation of prefill begins the plan."""
+        counter = LayerCounter(self.words, generation)
+        counter.begin(PREFILL)
+        return counter
+
+    def write(self, letter: str) -> None:
+        """prefill writes its pages."""
+        for page in SOURCE[1:]:
+            self.place.source.write_bytes([page], letter.encode() * PAGE_BYTES)
+
+    @property
+    def held(self) -> list[str]:
+        """What the pages have that are copied: a letter per part, one behind the other."""
+        self.copier.go_on()
+        return ["".join(chr(self.place.target.page(page)[at]) for at in (0, 16, 32, 48)) for page in TARGET[:4]]
+
+
+@pytest.fixture
+def follow(place: Place) -> Iterator[Follow]:
+    follow = Follow(place)
+    with closing(follow.words):
+        yield follow
+
+
+def test_a_layer_is_copied_once_it_is_stored(follow: Follow) -> None:
+    copier = follow.copier
+    assert follow.held == ["GGGG", *["\0\0\0\0"] * 3] and copier.is_busy and copier.is_waiting, "prefill has not begun"
+    prefill = follow.prefill()
+    assert follow.held[1] == "\0\0\0\0"
+    prefill.stored()
+    assert follow.held[1:] == [f"{letter}\0\0\0" for letter in "ADF"] and copier.is_waiting
+    prefill.stored()
+    prefill.stored()
+    assert follow.held[1:] == [f"{letter}\0{letter}\0" for letter in "ADF"], "the third stores nothing"
+    assert follow.place.sent == []
+    prefill.done()
+    assert follow.held[1:] == [f"{letter}{letter}{letter}\0" for letter in "ADF"]
+    assert follow.place.results == [(1, Transferred(PAGE_BYTES + 3 * 48))] and not copier.is_busy
+
+
+def test_all_layers_are_copied_anew_when_another_process_does_the_plan_anew(follow: Follow) -> None:
+    """Also those that the first one had stored: what is copied is of one process."""
+    first = follow.prefill()
+    follow.write("x")
+    for _ in range(3):
+        first.stored()
+    assert follow.held[1] == "x\0x\0"
+    second = follow.prefill(2)
+    follow.write("y")
+    second.stored()
+    assert follow.held[1] == "y\0x\0" and follow.place.sent == []
+    second.done()
+    assert follow.held[1:] == ["yyy\0"] * 3 and len(follow.place.sent) == 1
+
+
+def test_what_is_copied_while_another_process_begins_does_not_count(follow: Follow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one has done it and dies before it says so; the second begins in the middle of the copy of the last layer."""
+    follow.prefill().done()
+    follow.write("x")
+    times = iter(range(1000))
+    monkeypatch.setattr(page_copier, "COPY_S", 1.5)  # a piece each time
+    monkeypatch.setattr(page_copier.time, "monotonic", lambda: float(next(times)))
+    while follow.held[3][1] != "x":  # the last layer's part of the last page
+        assert follow.place.sent == []
+    second = follow.prefill(2)
+    follow.write("y")
+    monkeypatch.setattr(page_copier, "COPY_S", 600.0)
+    assert follow.held[1] == "xxx\0" and follow.place.sent == []
+    second.done()
+    assert follow.held[1:] == ["yyy\0"] * 3 and len(follow.place.sent) == 1
+
+
+def test_a_plan_that_left_the_table_undone_is_followed_no_more(follow: Follow) -> None:
+    prefill = follow.prefill()
+    prefill.stored()
+    assert follow.held[1] == "A\0\0\0"
+    follow.place.plans.clear(SLOT)
+    assert follow.held[1] == "A\0\0\0" and follow.place.results == [(1, Skipped())] and not follow.copier.is_busy
+
+
+def test_a_plan_that_left_the_table_done_is_copied(follow: Follow) -> None:
+    """Its word stays when a later plan has its slot."""
+    follow.prefill().done()
+    follow.place.plans.write(SLOT, PREFILL + 1, 1, b"the next one")
+    LayerCounter(follow.words, 1).begin(PREFILL + 1)
+    assert follow.held[1:] == [f"{letter * 3}\0" for letter in "ADF"] and len(follow.place.sent) == 1
+
+
+def test_other_pages_are_copied_while_a_plan_waits(follow: Follow) -> None:
+    follow.prefill()
+    assert follow.held[0] == "GGGG"
+    plan = Transfer("kv", [TransferChunk(0, int(follow.place.table.generation[0]), 0, 48, 64)])
+    follow.place.plans.write(1, 2, 0, encode(plan))
+    follow.copier.take(Run(1, 1, 2))
+    assert not follow.copier.is_waiting
+    assert follow.held[3] == "FFFF" and follow.place.results == [(2, Transferred(PAGE_BYTES))] and follow.copier.is_waiting
+
+
+def test_whole_pages_are_copied_at_the_end_where_layers_do_not_lie_apart(follow: Follow) -> None:
+    follow.copier = follow.place.process()
+    follow.copier.take(follow.place.order(0, 64, behind=(PREFILL, SLOT), filled=16))
+    prefill = follow.prefill()
+    prefill.stored()
+    assert follow.held[1] == "\0\0\0\0"
+    prefill.done()
+    assert follow.held[1:] == ["AAAA", "DDDD", "FFFF"]

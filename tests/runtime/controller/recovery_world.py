@@ -255,7 +255,8 @@ class World:
         self.num_crashes = self.num_preempted = self.num_evicted = self.num_cached = self.num_loaded = self.num_loaded_segments = (
             self.num_fetched
         ) = 0
-        self.num_transferred = self.num_loaded_states = self.num_first_tokens = 0
+        self.num_transferred = self.num_loaded_states = self.num_first_tokens = self.num_followed = 0
+        self.done_plans: set[int] = set()  # of workers, as the words say that others follow
 
     # ------------------------------------------------------------------------------------------------ plumbing
 
@@ -572,6 +573,10 @@ class World:
             self.finish_writes((None, writes, None, False), self.random.random())
         if process.transfer is not None:
             self.finish_writes(process.transfer, self.random.random())
+        is_followed = self.limits.num_devices > 1 and stage_of(name) == "prefill" and process.step is not None
+        if is_followed and self.random.random() < 0.3:  # all of it was written, others know, and the controller does not
+            self.finish_writes(process.step, 1.0)
+            self.done_plans.add(process.step[0].plan_id)
         process.generation = 0
         process.queue, process.done, process.step, process.transfer = [], OrderedDict(), None, None
         is_slow = bool(self.slow_share) and self.random.random() < self.slow_share
@@ -605,6 +610,7 @@ class World:
                     return
                 result = self.finish_writes(process.step, 1.0)
                 self.draw_first_tokens(command)
+                self.done_plans.add(command.plan_id)
                 process.step = None
                 done = m.PlanDone(name, process.generation, command.plan_id, 0.01, result)
                 process.done[command.plan_id] = done
@@ -624,6 +630,7 @@ class World:
                 process.done[command.plan_id] = done
                 self.to_controller(name, done)
                 continue
+            self.done_plans.discard(command.plan_id)
             process.step = (command, *self.begin(plan, self.kv_of(name)), self.is_poisonous(plan))
             return
 
@@ -897,8 +904,9 @@ class World:
         found = self.content[kv][pages[position // 4]].get(position % 4)
         assert found == value, f"KV holds {found} where {value} should be"
 
-    def begin_transfer(self, plan: Transfer, kv: str) -> list:
-        """Return what a decode will write to copy pages, as ``begin`` does. All that it copies must be there."""
+    def begin_transfer(self, plan: Transfer, kv: str, follows: bool = False) -> list:
+        """Return what a decode will write to copy pages, as ``begin`` does. All that it copies must be there. ``follows``: those that
+        the plan before has filled."""
         writes = []
         for chunk in plan.chunks:
             generation, phase = self.table.phase(chunk.row)
@@ -908,18 +916,22 @@ class World:
             values = self.kv.values(self.wanted[spec.key].spec, spec, chunk.member, tokens, era)
             assert plan.source != kv and chunk.start % 4 == 0 and (chunk.end % 4 == 0 or chunk.end == len(tokens) - 1)
             source = self.table.source_pages(chunk.row, chunk.member).tolist()
-            copied = {(plan.source, page) for page in source[chunk.start // 4 : -(-chunk.end // 4)]}
+            assert plan.behind is None or chunk.start <= chunk.filled <= chunk.end
+            assert plan.behind is None or chunk.filled % 4 == 0 or chunk.filled == chunk.end
+            start = chunk.filled if follows else chunk.start
+            end = chunk.end if follows or plan.behind is None else chunk.filled
+            copied = {(plan.source, page) for page in source[start // 4 : -(-end // 4)]}
             for pool_beside, pages in ((state_pool, chunk.state), (log_pool, chunk.log)):
                 copied |= {(pool_beside(plan.source), pages[0])} if pages is not None else set()
             for process in self.processes.values():
                 if process.step is not None and process.step_name == 0:  # of a worker
                     assert not copied & {write[:2] for write in process.step[1]}, "a page is copied while prefill writes it"
             target = self.table.pages(chunk.row, chunk.member).tolist()
-            for position in range(chunk.start, chunk.end):
+            for position in range(start, end):
                 self.check_kv(plan.source, source, position, values[position])
                 page = target[position // 4]
                 writes.append((kv, page, int(self.pools[kv].generations[page]), position % 4, values[position]))
-            if self.states is not None:
+            if self.states is not None and end == chunk.end:
                 writes += self.states.transfer(chunk, plan.source, kv, values, len(tokens) - 1)
         return writes
 
@@ -961,16 +973,20 @@ class World:
         elif process.transfer is None and (payload := self.plans.read(command.slot, command.plan_id)) is not None:
             plan = still_wanted(p.decode_plan(payload), self.table)
             if plan is None or 0 < command.deadline_s <= self.now:
-                process.transfer = (command, [], m.Skipped(), False)
+                process.transfer = (command, [], m.Skipped(), plan)
             else:
                 assert isinstance(plan, Transfer)
                 writes = self.begin_transfer(plan, self.kv_of(name))
-                process.transfer = (command, writes, m.Transferred(len(writes)), False)
+                process.transfer = (command, writes, m.Transferred(len(writes)) if plan.behind is None else None, plan)
 
     def transfer_turn(self, name: str, process: Process) -> None:
         """Copy between two steps, at some time."""
         if process.transfer is None or self.random.random() < 0.5:
             return
+        if process.transfer[2] is None:
+            process.transfer = self.follow(self.kv_of(name), *process.transfer)
+            if process.transfer[2] is None:
+                return
         command, *_ = step = process.transfer
         process.transfer = None
         result = self.finish_writes(step, 1.0)
@@ -979,6 +995,22 @@ class World:
         while len(process.done) > 256:
             process.done.popitem(last=False)
         self.to_controller(name, process.done[command.plan_id])
+
+    def follow(self, kv: str, command: m.Run, writes: list, result: m.Result | None, plan: Transfer) -> tuple:
+        """Go on with a copy behind a prefill: all layers, if that is done, or some. Returns what is known of it now."""
+        assert plan.behind is not None
+        plan_id, slot = plan.behind
+        if plan_id in self.done_plans:
+            more = [] if still_wanted(plan, self.table) is None else self.begin_transfer(plan, kv, follows=True)
+            self.num_followed += len(more)
+            return command, [*writes, *more], m.Transferred(len(writes) + len(more)), plan
+        if self.plans.read(slot, plan_id) is None:
+            return command, [], m.Skipped(), plan
+        for chunk in plan.chunks:
+            pages = self.table.pages(chunk.row, chunk.member).tolist()[chunk.filled // 4 : -(-chunk.end // 4)]
+            some = [(kv, page, int(self.pools[kv].generations[page]), slot, "some layers") for page in pages for slot in range(4)]
+            self.finish_writes((command, some, result, plan), self.random.random())
+        return command, writes, None, plan
 
     def join(self, process: Process, row: int, generation: int) -> None:
         if self.table.end(row, generation) == EndCode.NONE:

@@ -57,6 +57,13 @@ def copied(driver: Driver) -> list[tuple[int, int, int]]:
     return [(chunk.member, chunk.start, chunk.end) for chunk in plan.chunks]
 
 
+def follows(driver: Driver) -> bool:
+    """Whether decode copies behind the plan that prefill is at."""
+    (_, plan), (plan_id, _) = driver.plan("decode"), driver.plan("prefill")
+    assert isinstance(plan, Transfer)
+    return plan.behind == (plan_id, driver.state.plans[plan_id].slot)
+
+
 def result_of(plan: Plan) -> m.Result | None:
     """All that a plan is to copy has been copied."""
     if isinstance(plan, Load):
@@ -84,8 +91,8 @@ def test_pages_are_copied_behind_prefill_and_then_given_back() -> None:
     effects = driver.submit(text(12))
     assert index(effects, WriteState) < index(effects, AppendSourcePages) < index(effects, AppendPages), "the pools are known first"
     assert used(driver) == [3, 4], "11 tokens to prefill; decode gets room for what is to come"
+    assert copied(driver) == [(0, 0, 4)] and follows(driver), "this chunk does not fill the second page"
     driver.done("prefill")
-    assert copied(driver) == [(0, 0, 4)], "the second page is being filled"
     driver.done("prefill")
     assert copied(driver) == [(0, 0, 4)], "one plan at a time"
     driver.done("decode", m.Transferred(8))
@@ -93,6 +100,50 @@ def test_pages_are_copied_behind_prefill_and_then_given_back() -> None:
     effects = driver.done("decode", m.Transferred(16))
     assert index(effects, WriteState) < index(effects, ClearSource) < index(effects, SetPhase) < index(effects, m.Admit)
     assert phases(effects) == [Phase.DECODE] and used(driver) == [0, 4] and driver.state.totals.transferred_bytes == 24
+    finish(driver, KEY)
+    assert driver.is_empty
+
+
+def test_a_row_that_is_copied_first_leaves_its_source_after_prefill() -> None:
+    """Prefill's word that its plan is done comes to decode, and its message later, or never."""
+    driver = apart(prefill_budget=6)
+    driver.submit(text(12))
+    driver.done("decode", m.Transferred(8))
+    assert not [one for one in driver.state.plans.values() if one.actor == "decode"], "prefill is still said to be at the first chunk"
+    driver.done("prefill")
+    assert copied(driver) == [(0, 4, 11)] and follows(driver)
+    effects = driver.done("decode", m.Transferred(16))
+    assert not phases(effects) and used(driver) == [3, 4], "prefill may still write the source's pages"
+    effects = driver.done("prefill")
+    assert index(effects, WriteState) < index(effects, ClearSource) < index(effects, SetPhase)
+    assert phases(effects) == [Phase.DECODE] and used(driver) == [0, 4]
+    finish(driver, KEY)
+    assert driver.is_empty
+
+
+def test_one_copy_at_a_time_waits_for_prefill() -> None:
+    """Of two rows in a plan of prefill the first one is followed, and the other copied afterwards: those that wait keep nobody up."""
+    driver = apart(prefill_budget=64)
+    driver.submit(text(1, 4), 1)
+    driver.submit(text(12), 2)
+    driver.submit(text(12), 3)
+    driver.submit(text(12), 4)
+    assert len([one for one in driver.state.plans.values() if one.actor == "decode"]) == 1 and follows(driver)
+
+
+def test_pages_behind_a_prefill_that_left_the_table_are_copied_once_they_are_filled() -> None:
+    """decode says that nobody has done the plan."""
+    driver = on_devices("E@0+2P@0+D@1")
+    driver.submit(text(12))
+    plan_id, _ = driver.plan("prefill")
+    driver.machine.set_outages([Outage("prefill", "it crashes", driver.now + 50)])
+    driver.tick()
+    driver.tick(gone={InstanceId("prefill")})
+    assert plan_id not in driver.state.plans
+    driver.done("decode", m.Skipped())
+    assert copied(driver) == [(0, 0, 11)]
+    (_, plan), (other, _) = driver.plan("decode"), driver.plan("prefill.1")
+    assert isinstance(plan, Transfer) and plan.behind == (other, driver.state.plans[other].slot) and plan.chunks[0].filled == 0
     finish(driver, KEY)
     assert driver.is_empty
 
@@ -142,7 +193,7 @@ def test_a_new_prefill_disturbs_no_copy() -> None:
     driver.receive("prefill", m.Hello("prefill", 2, 1, True), generation=2).tick()
     assert copied(driver) == [(0, 0, 4)]
     driver.done("decode", m.Transferred(8))
-    assert not [plan for plan in driver.state.plans.values() if plan.actor == "decode"], "the rest is being filled"
+    assert copied(driver) == [(0, 4, 11)] and follows(driver)
 
 
 @pytest.mark.parametrize("num_done", [0, 1, 2])
@@ -398,7 +449,9 @@ def test_pages_of_a_plan_that_a_new_controller_finds_are_not_copied_before_its_e
     driver.state = machine.state
     driver.tick()
     assert driver.state.requests[KEY].kv.prefilled[0] == 6
-    assert not [inflight for inflight in driver.state.plans.values() if isinstance(inflight.plan, Transfer)]
+    assert copied(driver) == [(0, 0, 4)] and follows(driver)
+    _, plan = driver.plan("decode")
+    assert isinstance(plan, Transfer) and plan.chunks[0].filled == 0
     finish(driver, KEY)
     assert driver.is_empty
 
@@ -454,7 +507,8 @@ def test_another_decode_makes_the_copies_of_a_broken_one() -> None:
     assert not sent(driver.tick(), m.Failed)
     assert driver.plan("decode")[0] == plan_id, "it may still make them at any time: nobody else is given the pages"
     driver.tick(gone={InstanceId("decode")})
-    assert driver.plan(SECOND)[1] == plan and plan_id not in driver.state.plans
+    chunks = [[(chunk.start, chunk.end) for chunk in one.chunks] for one in (driver.plan(SECOND)[1], plan)]
+    assert chunks[0] == chunks[1] and plan_id not in driver.state.plans
     driver.done(SECOND, m.Transferred(8))
     assert driver.state.requests[KEY].ownership.decode == SECOND
     finish(driver, KEY, SECOND)

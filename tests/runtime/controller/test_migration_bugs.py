@@ -60,6 +60,19 @@ def leave_the_source_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(transfer, "leave_source", leave_source)
 
 
+def leave_the_source_under_prefill(patch: pytest.MonkeyPatch) -> None:
+    """The pages that were prefilled are given back once they are copied, though prefill may do its plan again."""
+    leave = transfer.leave_source
+
+    def leave_source(state: ControllerState, request: Request) -> None:
+        with patch.context() as meanwhile:
+            meanwhile.setattr(Request, "is_ready", True)
+            leave(state, request)
+
+    for module in (prefill, transfer):
+        patch.setattr(module, "leave_source", leave_source)
+
+
 def name_what_is_not_there(patch: pytest.MonkeyPatch) -> None:
     """Pages that prefill has filled are named in the row's own pool, to which they have not been copied."""
 
@@ -80,8 +93,9 @@ def grant_one_side_at_a_time(patch: pytest.MonkeyPatch) -> None:
 BUGS: dict[Bug, tuple[int, ...]] = {
     decode_before_all_is_copied: (339563, 50631, 75954),
     copy_what_is_being_filled: (339563, 993908, 414002),
-    give_pages_away_under_a_copy: (729070, 805550, 690504),
+    give_pages_away_under_a_copy: (90122, 968859, 709145),
     leave_the_source_early: (339563, 414002, 682554),
+    leave_the_source_under_prefill: (382050, 569823, 686112),
     name_what_is_not_there: (339563, 993908, 414002),
     grant_one_side_at_a_time: (339563, 993908, 414002),
 }

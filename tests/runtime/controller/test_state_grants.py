@@ -193,7 +193,10 @@ def test_states_on_both_devices_are_free_after_a_preemption(is_prefilled: bool) 
     preempt(driver.state, driver.state.requests[KEY])
     driver.receive("gateway", m.Cancel(1, KEY)).tick()
     assert held_states(driver) == [(2, 1), (2, 1)], "a plan may still touch them"
-    driver.done(*(("decode", m.Transferred(8)) if is_prefilled else ("prefill", None)))
+    if not is_prefilled:
+        driver.done("prefill")
+    assert held_states(driver) == [(2, 1), (2, 1)], "decode copies behind prefill"
+    driver.done("decode", m.Transferred(8))
     assert held_states(driver) == [(0, 0), (0, 0)]
 
 

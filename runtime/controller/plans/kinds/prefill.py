@@ -22,6 +22,7 @@ from ...state.request import Request
 from ...state.state import ControllerState
 from ..plan_dispatch import free_relays, place_plan
 from .base import Encoded, Kind
+from .transfer import leave_source
 
 
 def issue_prefill(state: ControllerState, choices: tuple[ChunkChoice, ...], now: float) -> None:
@@ -113,6 +114,7 @@ class PrefillKind(Kind[Prefill]):
             name_pages(state, request)
             keep_snapshots(state, request, plan)
             advance(state, request)
+            leave_source(state, request)
             if request.is_computed:
                 state.ask(request.key, request.gateway_generation)
 

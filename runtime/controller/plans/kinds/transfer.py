@@ -1,8 +1,11 @@
 """Plans to copy KV pages from the pool in which a row was prefilled to its own: migration (TI6-TI8, KT1).
 
-A decode actor of the row's own device copies them (pull), since it may write there: by a plan of its own kind, whole pages while
-prefill fills later ones, and the last one at the end of the prompt, with the recurrent state if the model has any. A row has one such
-plan at a time. Pages that a prefill plan may still write are not copied.
+A decode actor of the row's own device copies them (pull), since it may write there: by a plan of its own kind, whole pages, and the
+last one at the end of the prompt, with the recurrent state if the model has any. A row has one such plan at a time.
+
+Pages that a prefill plan is filling are copied layer by layer behind it: the plan to copy names that of prefill, and its decode follows
+the word of that one (``shm.layer_progress``). So a row can be copied before it is prefilled; it leaves its source after both. One plan
+of a decode at a time waits for prefill: those that wait take no room from those that do not.
 
 Leading pages that the cache of the row's own pool has are shared at the grant, and not copied.
 
@@ -14,6 +17,7 @@ from itertools import takewhile
 
 from ....bus.copy_plans import Transfer, TransferChunk
 from ....bus.messages import Result, Transferred
+from ....bus.plans import Prefill
 from ...caches.prefix_cache import name_pages
 from ...state.effects import ClearSource
 from ...state.request import Request
@@ -30,25 +34,40 @@ def issue_transfers(state: ControllerState, now: float) -> None:
         return
     rows = [r for r in state.preparing() if r.record.source_pool is not None and r.can_prefill and r.transfer_plan is None]
     for request in sorted(rows, key=BY_RANK):
-        if credit(state, "decode", request.kv_pool) and (chunks := _filled(state, request)):
-            assert request.record.source_pool is not None
-            place_plan(state, Transfer(request.record.source_pool, chunks), [request], now, request.kv_pool)
+        room = credit(state, "decode", request.kv_pool)
+        if room and (transfer := _transfer(state, request, may_wait=room > 1)) is not None:
+            place_plan(state, transfer, [request], now, request.kv_pool)
 
 
-def _filled(state: ControllerState, request: Request) -> list[TransferChunk]:
-    """Return the pages that are filled and not copied."""
-    page_tokens, chunks = state.limits.kv_page_tokens, []
+def _transfer(state: ControllerState, request: Request, may_wait: bool) -> Transfer | None:
+    """Return the plan to copy the pages that are filled and, if it ``may_wait``, those that are being filled; None without any."""
+    page_tokens, chunks, is_behind = state.limits.kv_page_tokens, list[TransferChunk](), False
     plan = request.prefill_plan
-    in_work = {} if plan is None else {c.member: c.start for c in plan.chunks if (c.row, c.row_generation) == request.key_in_table}
+    in_work = {} if plan is None else {c.member: c for c in plan.chunks if (c.row, c.row_generation) == request.key_in_table}
     for member, target in enumerate(request.targets):
-        start = request.kv.copied[member]
-        num_filled = min(request.kv.prefilled[member], in_work.get(member, target))
-        if num_filled < target:
-            num_filled -= num_filled % page_tokens
-        end = min(num_filled, start + PAGES_AT_ONCE * page_tokens)
+        start, chunk = request.kv.copied[member], in_work.get(member)
+        filled = end = _whole(min(request.kv.prefilled[member], target if chunk is None else chunk.start), target, page_tokens)
+        if may_wait and chunk is not None and isinstance(plan, Prefill):
+            end = max(filled, _whole(chunk.end, _followed(request, member, page_tokens), page_tokens))
+        end = min(end, start + PAGES_AT_ONCE * page_tokens)
         if start < end:
-            chunks.append(TransferChunk(*request.key_in_table, member, start, end, *_states(request, member, end)))
-    return chunks
+            states = _states(request, member, end)
+            chunks.append(TransferChunk(*request.key_in_table, member, start, end, *states, filled=min(end, max(start, filled))))
+            is_behind |= filled < end
+    assert request.record.source_pool is not None
+    behind = next((number, state.plans[number].slot) for number, one in request.plans.items() if one is plan) if is_behind else None
+    return Transfer(request.record.source_pool, chunks, behind) if chunks else None
+
+
+def _whole(num_tokens: int, target: int, page_tokens: int) -> int:
+    """Return the tokens that are in whole pages; all of a prompt up to ``target`` count."""
+    return target if num_tokens >= target else num_tokens - num_tokens % page_tokens
+
+
+def _followed(request: Request, member: int, page_tokens: int) -> int:
+    """Return the tokens of a member up to which prefill is followed: a recurrent state goes with the last page, once it is there."""
+    target = request.targets[member]
+    return target if not request.kv.states[member].is_whole else (target - 1) // page_tokens * page_tokens
 
 
 def _states(request: Request, member: int, end: int) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
@@ -93,10 +112,10 @@ def restore_progress(state: ControllerState, request: Request) -> None:
 
 
 def leave_source(state: ControllerState, request: Request) -> None:
-    """Give the source's pages back once all are copied. The record is written before the table."""
+    """Give the source's pages back once all are copied and no plan writes them. The record is written before the table."""
     source, record = request.record.source_pool, request.record
     is_over = request.ending or record.evicting or request.is_finished
-    if source is None or is_over or not request.kv.is_copied(request.targets):
+    if source is None or is_over or not request.is_ready or not request.kv.is_copied(request.targets):
         return
     record.leave_source()
     state.save(request)

@@ -1,0 +1,110 @@
+"""How far prefill is with its plans: a word for each, read by those who copy the K and V of a layer while the next ones are computed
+(KT1).
+
+A plan's word has the generation of the process that does it, and the number of layers whose K and V it has stored. A process that does
+a plan anew says so before it writes a page; so what others have read is whole if the word had this generation before and after.
+``memory`` makes the words where there are several devices, and the prefill that has a plan writes its word. A plan keeps its word until
+one 256 numbers later begins.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+from .fence import fence
+from .run_directory import RunDirectory
+from .segment import HEADER_BYTES, Segment
+
+DONE = 0xFFFF
+"""Instead of a number of layers: the plan is done, and its pages are whole."""
+
+_KIND = "layers"
+_NUM_WORDS = 256
+_EPOCH_SHIFT = 32  # of plan ids: see ``ControllerState.number``
+
+
+class Progress(NamedTuple):
+    """``num_layers``: from the first on, or DONE."""
+
+    generation: int
+    num_layers: int
+
+
+class LayerProgress:
+    """The words of all plans."""
+
+    def __init__(self, segment: Segment) -> None:
+        """Use ``create`` or ``attach``."""
+        segment.expect_bytes(HEADER_BYTES + 8 * _NUM_WORDS)
+        self._segment = segment
+        self._words = segment.words[HEADER_BYTES // 8 :]
+
+    @classmethod
+    def create(cls, run: RunDirectory) -> Self:
+        """Make them. Raises: SpaceError, FileExistsError."""
+        return cls(Segment.create(run.segment_path("layers"), HEADER_BYTES + 8 * _NUM_WORDS, kind=_KIND))
+
+    @classmethod
+    def attach(cls, run: RunDirectory, writable: bool = False) -> Self:
+        """Map them. Raises: MissingError, SegmentError."""
+        return cls(Segment.attach(run.segment_path("layers"), kind=_KIND, writable=writable))
+
+    def close(self) -> None:
+        """Unmap."""
+        self._words.release()
+        self._segment.close()
+
+    def write(self, plan_id: int, progress: Progress) -> None:
+        """Say how far a plan is. All that this vouches for has been written."""
+        fence()
+        word = _name(plan_id) << 32 | (progress.generation & 0xFFFF) << 16 | progress.num_layers
+        self._words[plan_id % _NUM_WORDS] = word
+        fence()
+
+    def read(self, plan_id: int) -> Progress | None:
+        """Return how far a plan is; None if nobody has begun it, or a later one has its word."""
+        fence()
+        word = self._words[plan_id % _NUM_WORDS]
+        fence()
+        return Progress(word >> 16 & 0xFFFF, word & 0xFFFF) if word >> 32 == _name(plan_id) else None
+
+
+class LayerCounter:
+    """Counts the layers of the plan that a prefill does."""
+
+    def __init__(self, words: LayerProgress, generation: int) -> None:
+        """``generation``: of this process."""
+        self._words, self._generation = words, generation
+        self._plan_id = self._num_layers = 0
+
+    def begin(self, plan_id: int) -> None:
+        """Call it before the plan's first page is written."""
+        self._plan_id = plan_id
+        self._note(0)
+
+    def stored(self) -> None:
+        """Note that K and V of one more layer are stored."""
+        self._note(self._num_layers + 1)
+
+    def before(self, pause: Callable[[], object] | None) -> Callable[[], object]:
+        """Return what is to be called between layers: ``stored``, and then ``pause``."""
+        if pause is None:
+            return self.stored
+
+        def after_layer() -> None:
+            self.stored()
+            pause()
+
+        return after_layer
+
+    def done(self) -> None:
+        """Note that the plan is done. Call it before it is answered."""
+        self._note(DONE)
+
+    def _note(self, num_layers: int) -> None:
+        self._num_layers = num_layers
+        self._words.write(self._plan_id, Progress(self._generation, num_layers))
+
+
+def _name(plan_id: int) -> int:
+    """Return 32 bits that tell a plan from the others that may have had its word."""
+    return (plan_id >> _EPOCH_SHIFT & 0xFF) << 24 | plan_id & 0xFFFFFF
