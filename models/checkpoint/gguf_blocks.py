@@ -99,6 +99,26 @@ def _values_of(whole: Callable[[Tensor], WholeNumbers]) -> Callable[[Tensor], Te
     return values
 
 
+def _pairs_of_bits(block: Tensor) -> Tensor:
+    """The codes of [n, 64] bytes, of 2 bits each: [n, 16, 16]. 32 bytes have the lowest bits of 32 codes, then of the next 32."""
+    halves = block.reshape(-1, 2, 32)
+    return torch.stack([halves >> shift & 3 for shift in (0, 2, 4, 6)], 2).view(-1, 16, 16)
+
+
+def _q2_k(block: Tensor) -> Tensor:
+    both, halves = block[:, :16], block[:, 80:84]
+    scales, minima = _half(halves[:, :2]) * (both & 15).float(), _half(halves[:, 2:]) * (both >> 4).float()
+    return (_pairs_of_bits(block[:, 16:80]).float() * scales.unsqueeze(2) - minima.unsqueeze(2)).flatten(1)
+
+
+def _q3_k(block: Tensor) -> Tensor:
+    third = torch.stack([block[:, :32] >> bit & 1 for bit in range(8)], 1).view(-1, 16, 16)
+    codes = (_pairs_of_bits(block[:, 32:96]) | third << 2).float() - 4
+    low, high = _nibbles(block[:, 96:104]), torch.cat([block[:, 104:108] >> shift & 3 for shift in (0, 2, 4, 6)], 1)
+    scales = _half(block[:, 108:110]) * ((low | high << 4).float() - 32)
+    return (codes * scales.unsqueeze(2)).flatten(1)
+
+
 def _q4_1(block: Tensor) -> Tensor:
     return _nibbles(block[:, 4:]).float() * _half(block[:, :2]) + _half(block[:, 2:4])
 
@@ -176,7 +196,8 @@ _VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "F32": lambda block: block.contiguous().view(torch.float32),
     "F16": _half,
     "BF16": lambda block: block.contiguous().view(torch.bfloat16).float(),
-    **{"Q4_1": _q4_1, "Q5_1": _q5_1, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k},
+    **{"Q4_1": _q4_1, "Q5_1": _q5_1},
+    **{"Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k},
     **{kind: _values_of(whole) for kind, whole in _WHOLE.items()},
 }
 READ_TYPES = tuple(_VALUES)
@@ -184,6 +205,8 @@ READ_TYPES = tuple(_VALUES)
 
 _CODES: dict[str, Callable[[Tensor], Codes]] = {"Q4_0": _codes_4_0, "Q4_1": _codes_4_1, "Q4_K": _codes_4_k}
 INT4_TYPES = tuple(_CODES)
+NARROW_TYPES = (*INT4_TYPES, "Q2_K", "Q3_K")
+"""Of up to 4 bits: int4 holds their codes as they are, or rounds their values, to the tenth of their own error at most."""
 
 
 def block_codes(blocks: Tensor, kind: str) -> Codes:

@@ -15,7 +15,7 @@ from ...schema.weight_layout import INT8G_COLUMNS
 from ..architecture import LanguageConfig
 from ..errors import CheckpointError
 from . import int4, int8g
-from .gguf_blocks import BLOCKS, INT4_TYPES, INT8G_TYPES, READ_TYPES, block_codes, block_values, whole_numbers
+from .gguf_blocks import BLOCKS, INT4_TYPES, INT8G_TYPES, NARROW_TYPES, READ_TYPES, block_codes, block_values, whole_numbers
 from .gguf_names import FRAME
 from .gguf_orders import Orders, orders_of
 from .narrowing import narrow
@@ -45,8 +45,8 @@ class StoredBlocks(NamedTuple):
 
     @property
     def has_4_bits(self) -> bool:
-        """Whether int4 holds its codes as they are."""
-        return self.tensor.dtype in INT4_TYPES
+        """Whether int4 holds what it says."""
+        return self.tensor.dtype in NARROW_TYPES
 
 
 class StoredPieces(NamedTuple):

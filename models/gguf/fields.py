@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ..checkpoint.gguf_blocks import BLOCKS, INT4_TYPES
+from ..checkpoint.gguf_blocks import BLOCKS, NARROW_TYPES
 from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
 from . import decoders
@@ -158,14 +158,14 @@ def number_of_blocks(contents: Contents) -> int:
 
 
 def form_of(contents: Contents) -> str:
-    """The format of weights for what most of a file's values are: int4 for the types that it holds code for code, int8g for others in
+    """The format of weights for what most of a file's values are: int4 for types of up to 4 bits that it holds, int8g for others in
     blocks. 16 bits for the smallest models: many of their tokens are nearly equal, and activations of 8 bits choose among these in
     another way, for little memory."""
     sizes: dict[str, int] = {}
     for name, kind in contents.types.items():
         sizes[kind] = sizes.get(kind, 0) + math.prod(contents.shapes[name])
     total = sum(sizes.values())
-    if total >= _LEAST_VALUES and 2 * sum(sizes.get(kind, 0) for kind in INT4_TYPES) > total:
+    if total >= _LEAST_VALUES and 2 * sum(sizes.get(kind, 0) for kind in NARROW_TYPES) > total:
         return "int4"
     if total >= _LEAST_VALUES and 2 * sum(size for kind, size in sizes.items() if BLOCKS[kind][0] > 1) > total:
         return "int8g"

@@ -175,6 +175,8 @@ def test_what_has_more_bits_keeps_8_in_int4(made: Callable[..., Made], tmp_path:
         ("Q6_K", 10**9, "int8g"),
         ("IQ4_NL", 10**9, "int8g"),
         ("Q4_K", 10**9, "int4"),
+        ("Q3_K", 10**9, "int4"),
+        ("Q2_K", 10**9, "int4"),
         ("Q4_1", 400_000, "int4"),
         ("Q4_1", 200_000, "bfloat16"),
     ],
@@ -488,17 +490,17 @@ def test_a_place_that_cannot_be_written_is_named(made: Callable[..., Made], tmp_
 
 
 def test_a_type_that_is_not_read_is_named(made: Callable[..., Made], tmp_path: Path) -> None:
-    """Of Q8_0's blocks as Q2_K's: a header of the right sizes."""
+    """Of Q8_0's blocks as IQ2_XXS's: a header of the right sizes."""
     one = made("llama", "Q8_0")
     raw = bytearray(one.file.read_bytes())
     name = b"blk.0.ffn_down.weight"
     place = raw.index(name) + len(name) + 4 + 16
     assert struct.unpack_from("<I", raw, place)[0] == 8
-    struct.pack_into("<I", raw, place, 10)
+    struct.pack_into("<I", raw, place, 16)
     (tmp_path / "model.gguf").write_bytes(raw)
     directory = gguf_directory(tmp_path / "model.gguf", tmp_path / "home")
     problems = check_weights(directory, load_model_config(directory)).problems
-    assert len(problems) == 1 and "mlp.down_proj.weight' is of type Q2_K, expected one of F32, F16" in problems[0]
+    assert len(problems) == 1 and "mlp.down_proj.weight' is of type IQ2_XXS, expected one of F32, F16" in problems[0]
 
 
 def test_a_path_may_be_a_file_of_any_name_or_a_directory(

@@ -26,7 +26,7 @@ from mmrt.tests.models.kept import keep
 HALVES = {  # where a block has numbers of 16 bits
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
-    "Q6_K": (208,),
+    **{"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)},
 }
 QUANTIZED = [name for name in READ_TYPES if BLOCKS[name][0] > 1]
 
@@ -79,7 +79,7 @@ def test_plain_numbers_are_themselves(name: str, dtype: torch.dtype) -> None:
     assert torch.equal(block_values(values.view(torch.uint8), name), values.float())
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
 @pytest.mark.parametrize("form", ["int4", "int8g", "bfloat16"])
 def test_matrices_are_written_alike_without_kernels(kind: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In parts, and with rows in another order."""
@@ -104,7 +104,7 @@ def test_matrices_are_written_alike_without_kernels(kind: str, form: str, tmp_pa
 
 
 @pytest.mark.parametrize("form", ["int4", "int8g", "bfloat16"])
-@pytest.mark.parametrize(("kind", "place"), [("Q4_K", 0), ("Q4_K", 2), ("Q6_K", 208)])
+@pytest.mark.parametrize(("kind", "place"), [("Q2_K", 82), ("Q3_K", 108), ("Q4_K", 0), ("Q4_K", 2), ("Q6_K", 208)])
 def test_steps_that_are_not_finite_are_refused(kind: str, place: int, form: str, tmp_path: Path) -> None:
     blocks = torch.from_numpy(random_rows(kind)[:32].copy())
     blocks[7, place : place + 2] = torch.tensor([0, 0x7C], dtype=torch.uint8)  # infinity
