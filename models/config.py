@@ -30,7 +30,7 @@ from .state_layout import GRID, state_layout
 DEFAULT_MAX_CONTEXT = 32768
 TIME_ID = "an id in the text of times"
 ITEM_TEXT_ID = "an id in the text of media"
-GPU_HEADS = (16, 32, 64, 128, 256)  # values, as paged attention on a GPU has kernels for
+GPU_HEADS = (16, 32, 64, 128, 256, 512)  # values, as paged attention on a GPU has kernels for
 NULL_TYPE = "mmrt_null"  # for benches; not documented for users
 
 
@@ -114,14 +114,8 @@ def facts_of(config: ModelConfig, kv_page_tokens: int, kv_transfer_dtype: Transf
 def gpu_fault(config: ModelConfig) -> str:
     """What a model has that no kernel for a GPU computes; "" for one that runs there."""
     mixers = {layer.mixer for layer in config.language.layers if isinstance(layer.mixer, AttentionConfig)}
-    if windows := {mixer.window for mixer in mixers if mixer.window}:
-        return f"layers that attend to a window ({max(windows)} tokens)"
-    if any(mixer.scale for mixer in mixers):
-        return "a scale of scores of its own"
     if any(mixer.has_joint_norms for mixer in mixers):
         return "norms of all query heads together"
-    if any(mixer.owner >= 0 for mixer in mixers):
-        return "layers that share keys and values"
     if sizes := {mixer.head_dim for mixer in mixers} - {*GPU_HEADS}:
         return f"heads of {max(sizes)} values, not {', '.join(map(str, GPU_HEADS))}"
     return ""

@@ -11,6 +11,7 @@ from mmrt.triton_kernels.paged_kv import PagedKV
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 NUM_LAYERS = 2
 LAYER = 1
+NOWHERE = -(2**30)  # in a block table: no kernel may read what lies there
 
 
 def make_tables(lengths: list[int], page_tokens: int, generator: torch.Generator) -> tuple[Tensor, int]:
@@ -19,14 +20,22 @@ def make_tables(lengths: list[int], page_tokens: int, generator: torch.Generator
     num_pages = sum(needs) + 3
     free = torch.randperm(num_pages, generator=generator).tolist()
     width = max([*needs, 1]) + 1
-    rows = [[free.pop() for _ in range(need)] + [-(2**30)] * (width - need) for need in needs]
+    rows = [[free.pop() for _ in range(need)] + [NOWHERE] * (width - need) for need in needs]
     return torch.tensor(rows, dtype=torch.int32), num_pages
 
 
-def cpu_attention(pool: Tensor, num_heads: int) -> CpuAttention:
+def hide_before(table: Tensor, firsts: list[int], page_tokens: int) -> None:
+    """Take away the pages before the one with the first token that a row's window has."""
+    for row, first in enumerate(firsts):
+        table[row, : max(first, 0) // page_tokens] = NOWHERE
+
+
+def cpu_attention(pool: Tensor, num_heads: int, window: int = 0, scale: float = 0.0, sees_pictures: bool = False) -> CpuAttention:
     """The CPU's attention over ``pool`` [pages, layers, page tokens, K and V, KV heads, D] float32."""
     _, num_layers, page_tokens, _, num_kv_heads, head_dim = pool.shape
-    heads = AttentionConfig(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    heads = AttentionConfig(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, window=window, scale=scale, sees_pictures=sees_pictures
+    )
     layer = LayerConfig(mixer=heads, feed_forward=MlpConfig(intermediate_size=64))
     config = LanguageConfig(
         vocab_size=8, hidden_size=64, rms_norm_eps=1e-6, layers=(layer,) * num_layers, ropes=(RopeConfig(theta=10000.0),)

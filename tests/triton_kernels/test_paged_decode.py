@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from mmrt.models.config import GPU_HEADS
 from mmrt.tests.settings import examples
-from mmrt.tests.triton_kernels.paged_cache import LAYER, NUM_LAYERS, TOLERANCES, cpu_attention, fill, make_cache, make_tables, poisoned
+from mmrt.tests.triton_kernels.paged_cache import (
+    LAYER,
+    NUM_LAYERS,
+    TOLERANCES,
+    cpu_attention,
+    fill,
+    hide_before,
+    make_cache,
+    make_tables,
+    poisoned,
+)
 from mmrt.triton_kernels.paged_decode import DecodeWorkspace, paged_decode, paged_decode_reference, plan_decode
 from mmrt.triton_kernels.paged_decode.config import CHUNK_TOKENS, HEAD_DIMS, decode_launch
 from mmrt.triton_kernels.paged_decode.reference import gather
@@ -38,9 +48,11 @@ def make_workspace(
     return workspace
 
 
-def decode(q: torch.Tensor, kv: PagedKV, table: torch.Tensor, lengths: list[int], num_sms: int = 4, **options: Any) -> torch.Tensor:
+def decode(
+    q: torch.Tensor, kv: PagedKV, table: torch.Tensor, lengths: list[int], num_sms: int = 4, window: int = 0, **options: Any
+) -> torch.Tensor:
     workspace = make_workspace(*q.shape[:2], kv.k_pages.shape[2], q.shape[2], num_sms, q.device)
-    plan_decode(torch.tensor(lengths, dtype=torch.int32, device=q.device), workspace)
+    plan_decode(torch.tensor(lengths, dtype=torch.int32, device=q.device), workspace, window)
     out = poisoned(*q.shape, dtype=q.dtype, device=q.device)
     assert paged_decode(q, kv, table, workspace, out=out, **options) is out
     return out
@@ -70,6 +82,8 @@ def test_equals_the_reference(dtype: torch.dtype, cache_dtype: torch.dtype, head
     heads=st.sampled_from([(1, 1), (5, 1), (4, 2), (17, 1), (14, 2)]),
     head_dim=st.sampled_from(HEAD_DIMS),
     num_sms=st.integers(1, 4),
+    window=st.sampled_from([0, 1, 2, 15, 16, 33, 64, 150, 1000]),
+    scale=st.sampled_from([0.0, 0.1]),
 )
 def test_odd_sizes(
     device: torch.device,
@@ -79,13 +93,18 @@ def test_odd_sizes(
     heads: tuple[int, int],
     head_dim: int,
     num_sms: int,
+    window: int,
+    scale: float,
 ) -> None:
+    """Pages before a window are nowhere, and their values no numbers."""
     dtype, cache_dtype = dtypes
     num_heads, num_kv_heads = heads
     kv, table = make_cache(lengths, num_kv_heads, head_dim, page_tokens, cache_dtype, device)
     q = queries(len(lengths), num_heads, head_dim, dtype=dtype, device=device)
-    expected = paged_decode_reference(q, kv, table, torch.tensor(lengths))
-    got = decode(q, kv, table, lengths, num_sms)
+    expected = paged_decode_reference(q, kv, table, torch.tensor(lengths), window, scale)
+    if window:
+        hide_before(table, [length - window for length in lengths], page_tokens)
+    got = decode(q, kv, table, lengths, num_sms, window, scale=scale)
     torch.testing.assert_close(got.float(), expected, rtol=0, atol=TOLERANCES[dtype])
 
 
@@ -97,37 +116,45 @@ def test_equals_sdpa(device: torch.device) -> None:
     torch.testing.assert_close(decode(q, kv, table, [150]), expected, rtol=0, atol=TOLERANCES[torch.float32])
 
 
-def test_equals_the_cpu_path() -> None:
+@pytest.mark.parametrize(("window", "scale"), [(0, 0.0), (5, 0.3), (64, 0.0)])
+def test_equals_the_cpu_path(window: int, scale: float) -> None:
     device, lengths = torch.device("cuda" if torch.cuda.is_available() else "cpu"), [5, 64, 130]
     generator = torch.Generator().manual_seed(0)
     table, num_pages = make_tables(lengths, 16, generator)
     pool = torch.randn(num_pages, NUM_LAYERS, 16, 2, 2, 32, generator=generator)
     q = torch.randn(3, 6, 32, generator=generator)
-    attention = cpu_attention(pool, num_heads=6)
+    attention = cpu_attention(pool, 6, window, scale)
     attention.begin_decode(torch.tensor(lengths), table.clamp(0).long())
     expected = attention.decode_attend(LAYER, q).view(q.shape)
     layer = pool.to(device)[:, LAYER]
-    got = decode(q.to(device), PagedKV(layer[:, :, 0], layer[:, :, 1]), table.to(device), lengths)
+    got = decode(q.to(device), PagedKV(layer[:, :, 0], layer[:, :, 1]), table.to(device), lengths, window=window, scale=scale)
     torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=TOLERANCES[torch.float32])
 
 
 @settings(max_examples=examples(12), derandomize=True, deadline=None)
-@given(lengths=st.lists(st.integers(0, 5000), min_size=1, max_size=40), num_kv_heads=st.integers(1, 8), num_sms=st.integers(1, 132))
-def test_a_plan_covers_every_row_once(device: torch.device, lengths: list[int], num_kv_heads: int, num_sms: int) -> None:
+@given(
+    lengths=st.lists(st.integers(0, 5000), min_size=1, max_size=40),
+    num_kv_heads=st.integers(1, 8),
+    num_sms=st.integers(1, 132),
+    window=st.sampled_from([0, 1, 63, 512, 4000]),
+)
+def test_a_plan_covers_every_row_once(device: torch.device, lengths: list[int], num_kv_heads: int, num_sms: int, window: int) -> None:
     workspace = make_workspace(len(lengths), num_kv_heads, num_kv_heads, 16, num_sms, device)
-    plan_decode(torch.tensor(lengths, dtype=torch.int32, device=device), workspace)
+    plan_decode(torch.tensor(lengths, dtype=torch.int32, device=device), workspace, window)
+    firsts = [max(length - window, 0) if window else 0 for length in lengths]
     items = workspace.items.tolist()
     used = [item for item in items if item[0] >= 0]
     assert items[: len(used)] == used and len(used) == workspace.rows[:, 1].sum()
     for row, (length, (first, count)) in enumerate(zip(lengths, workspace.rows.tolist(), strict=True)):
         own = items[first : first + count]
-        assert [item[0] for item in own] == [row] * count and own[0][1] == 0 and own[-1][2] == length
+        assert [item[0] for item in own] == [row] * count and own[0][1] == firsts[row] and own[-1][2] == length
         assert all(left[2] == right[1] for left, right in zip(own, own[1:], strict=False))
         assert all(item[3] == (count == 1) for item in own)
-        assert all(end > start and start % CHUNK_TOKENS == 0 for _, start, end, _ in own) or length == 0
+        assert all(end > start and (start - firsts[row]) % CHUNK_TOKENS == 0 for _, start, end, _ in own) or length == 0
     shorter = -(-max(end - start for _, start, end, _ in used) // CHUNK_TOKENS) - 1
     if shorter > 0:
-        assert sum(max(-(-length // (CHUNK_TOKENS * shorter)), 1) for length in lengths) > len(items), "items could have been shorter"
+        seen = [length - first for length, first in zip(lengths, firsts, strict=True)]
+        assert sum(max(-(-length // (CHUNK_TOKENS * shorter)), 1) for length in seen) > len(items), "items could have been shorter"
 
 
 def test_replays_follow_the_lengths(device: torch.device) -> None:
@@ -251,6 +278,9 @@ def test_bad_plans(device: torch.device) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             plan_decode(lengths, workspace)
+    for window in (-1, 2**30 + 1):
+        with pytest.raises(ValueError, match=f"a window of {window} tokens is not between 0"):
+            plan_decode(torch.zeros(2, dtype=torch.int32, device=device), workspace, window)
     for num_rows, num_kv_heads, message in ((0, 1, "0 rows"), (1025, 1, "1025 rows"), (1, 3, "3 KV heads")):
         with pytest.raises(ValueError, match=message):
             DecodeWorkspace.allocate(num_rows, 2, num_kv_heads, 16, 4, device)

@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrt.tests.settings import examples
-from mmrt.tests.triton_kernels.paged_cache import LAYER, NUM_LAYERS, TOLERANCES, cpu_attention, fill, make_cache, make_tables, poisoned
+from mmrt.tests.triton_kernels.paged_cache import (
+    LAYER,
+    NUM_LAYERS,
+    TOLERANCES,
+    cpu_attention,
+    fill,
+    hide_before,
+    make_cache,
+    make_tables,
+    poisoned,
+)
 from mmrt.triton_kernels.launch import Launch
 from mmrt.triton_kernels.paged_decode.config import HEAD_DIMS
 from mmrt.triton_kernels.paged_decode.reference import gather
@@ -29,6 +39,7 @@ DTYPES = [  # of queries and of pages
 SPANS = [(37, 80), (0, 21), (64, 65), (9, 9)]
 SMALL = Launch({"BLOCK_M": 32, "TILE": 16}, num_warps=4, num_stages=2)
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Pictures = list[list[tuple[int, int]]]
 
 
 def projection(num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Triple:
@@ -40,11 +51,19 @@ def projection(num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int
 
 
 def extend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: PagedKV, table: torch.Tensor, spans: list[tuple[int, int]], **options: Any
-):
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv: PagedKV,
+    table: torch.Tensor,
+    spans: list[tuple[int, int]],
+    window: int = 0,
+    pictures: Pictures | None = None,
+    **options: Any,
+) -> torch.Tensor:
     launch = options.pop("launch", SMALL)
     with nullcontext() if launch is None else patch.object(op, "extend_launch", lambda *_: launch):
-        plan = plan_extend(spans, q.shape[1], k.shape[1], q.shape[2], q.dtype, q.device)
+        plan = plan_extend(spans, q.shape[1], k.shape[1], q.shape[2], q.dtype, q.device, window=window, pictures=pictures)
     out = poisoned(*q.shape, dtype=q.dtype, device=q.device)
     assert paged_extend(q, k, v, kv, table, plan, out=out, **options) is out
     return out
@@ -58,14 +77,20 @@ def check(
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
     device: torch.device,
+    window: int = 0,
+    pictures: Pictures | None = None,
+    scale: float = 0.0,
     **options: Any,
 ) -> None:
-    """Nothing but what lies before the chunks is in the pages."""
+    """Nothing but what lies before the chunks is in the pages, and those before a window are nowhere."""
     num_heads, num_kv_heads = heads
     kv, table = make_cache([start for start, _ in spans], num_kv_heads, head_dim, page_tokens, cache_dtype, device)
     q, k, v = projection(sum(end - start for start, end in spans), num_heads, num_kv_heads, head_dim, dtype, device)
-    expected = paged_extend_reference(q, k, v, kv, table, spans)
-    torch.testing.assert_close(extend(q, k, v, kv, table, spans, **options).float(), expected, rtol=0, atol=TOLERANCES[dtype])
+    expected = paged_extend_reference(q, k, v, kv, table, spans, window, pictures or (), scale)
+    if window:
+        hide_before(table, [start + 1 - window for start, _ in spans], page_tokens)
+    got = extend(q, k, v, kv, table, spans, window, pictures, scale=scale, **options)
+    torch.testing.assert_close(got.float(), expected, rtol=0, atol=TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
@@ -97,6 +122,55 @@ def test_odd_sizes(
     check(ranges, heads, head_dim, page_tokens, *dtypes, device, launch=launch)
 
 
+@st.composite
+def chunks_with_pictures(draw: st.DrawFn) -> tuple[list[tuple[int, int]], Pictures]:
+    """Chunks that begin anywhere, within a picture, too, and end behind all of theirs."""
+    spans, pictures = [], []
+    for _ in range(draw(st.integers(1, 3))):
+        cuts = sorted(draw(st.sets(st.integers(0, 110), min_size=2, max_size=6)))
+        its = list(zip(cuts[::2], cuts[1::2], strict=False))
+        start = draw(st.integers(0, its[-1][1]))
+        spans.append((start, its[-1][1] + draw(st.integers(0, 9))))
+        pictures.append(its[draw(st.integers(0, 1)) :])
+    return spans, pictures
+
+
+@settings(max_examples=examples(60), derandomize=True, deadline=None)
+@given(
+    dtypes=st.sampled_from(DTYPES),
+    chunks=chunks_with_pictures(),
+    with_pictures=st.booleans(),
+    window=st.sampled_from([0, 1, 2, 15, 16, 17, 33, 64, 1000]),
+    scale=st.sampled_from([0.0, 0.3]),
+    page_tokens=st.sampled_from([1, 3, 16, 20]),
+    heads=st.sampled_from([(1, 1), (4, 2), (7, 1)]),
+    head_dim=st.sampled_from([16, 512]),
+    launch=st.sampled_from([None, SMALL, Launch({"BLOCK_M": 16, "TILE": 32}, num_warps=4, num_stages=2)]),
+)
+def test_windows_and_pictures(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    chunks: tuple[list[tuple[int, int]], Pictures],
+    with_pictures: bool,
+    window: int,
+    scale: float,
+    page_tokens: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    launch: Launch | None,
+) -> None:
+    spans, pictures = chunks
+    seen = pictures if with_pictures else None
+    check(spans, heads, head_dim, page_tokens, *dtypes, device, window=window, pictures=seen, scale=scale, launch=launch)
+
+
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
+@pytest.mark.parametrize("window", [5, 16, 40, 90])
+def test_a_window_over_each_kind_of_pages(dtype: torch.dtype, cache_dtype: torch.dtype, window: int, device: torch.device) -> None:
+    """Smaller than a page and than a tile, and larger; its border in the middle of a page, of a tile, and of the chunk."""
+    check([(70, 130), (0, 60), (37, 38)], (4, 2), 32, 16, dtype, cache_dtype, device, window=window)
+
+
 @pytest.mark.many
 @pytest.mark.parametrize("spans", [[(70, 160), (0, 20)], [(70, 79), (0, 5)]], ids=["long", "short"])
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
@@ -116,18 +190,21 @@ def test_equals_sdpa(device: torch.device) -> None:
     torch.testing.assert_close(got, expected[0].transpose(0, 1), rtol=0, atol=TOLERANCES[torch.float32])
 
 
-def test_equals_the_cpu_path() -> None:
+@pytest.mark.parametrize(("window", "scale"), [(0, 0.0), (12, 0.3), (25, 0.0)])
+def test_equals_the_cpu_path(window: int, scale: float) -> None:
+    """With a picture that began before its chunk, and one that is all of it but a token."""
     device, spans = torch.device("cuda" if torch.cuda.is_available() else "cpu"), [(20, 50), (0, 9), (48, 49)]
     generator = torch.Generator().manual_seed(0)
     table, num_pages = make_tables([end for _, end in spans], 16, generator)
     pool = torch.randn(num_pages, NUM_LAYERS, 16, 2, 2, 32, generator=generator)
     q, k, v = projection(40, 6, 2, 32, torch.float32, torch.device("cpu"))
-    attention = cpu_attention(pool, num_heads=6)
-    attention.begin_prefill(spans, list(table.long()))
+    attention, pictures = cpu_attention(pool, 6, window, scale, sees_pictures=True), [[(15, 40)], [(1, 9)], []]
+    attention.begin_prefill(spans, list(table.clamp(0).long()), pictures)
     expected = attention.prefill_attend(LAYER, q, torch.cat((k, v), 1).flatten(1)).view(q.shape)
     layer = pool.to(device)[:, LAYER]
     kv = PagedKV(layer[:, :, 0], layer[:, :, 1])
-    got = extend(q.to(device), k.to(device), v.to(device), kv, table.to(device), spans)
+    moved = q.to(device), k.to(device), v.to(device), kv, table.to(device)
+    got = extend(*moved, spans, window, pictures, scale=scale)
     torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=TOLERANCES[torch.float32])
 
 
@@ -262,6 +339,14 @@ def test_bad_plans(spans: list[tuple[int, int]], shape: tuple[int, int, int], me
         plan_extend(spans, *shape, torch.bfloat16, torch.device("cpu"))
 
 
+def test_bad_windows_and_pictures() -> None:
+    shape = 1, 1, 64, torch.bfloat16, torch.device("cpu")
+    with pytest.raises(ValueError, match="a window of -1 tokens"):
+        plan_extend([(0, 4)], *shape, window=-1)
+    with pytest.raises(ValueError, match="a chunk of tokens 2 to 6 ends within a picture of tokens 4 to 7"):
+        plan_extend([(2, 6)], *shape, pictures=[[(4, 7)]])
+
+
 def test_kernels_need_a_gpu_or_the_interpreter(monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(ValueError, match="kernels need a CUDA device"):
@@ -273,4 +358,6 @@ def test_launch_table() -> None:
         for num_bytes in (2, 4):
             for longest_chunk in (1, 8192):
                 launch = extend_launch(head_dim, 7, longest_chunk, num_bytes)
-                assert launch.tiles["BLOCK_M"] >= 64 and launch.tiles["TILE"] in (16, 32, 64)
+                assert launch.tiles["BLOCK_M"] >= (16 if head_dim == 512 else 64) and launch.tiles["TILE"] in (16, 32, 64)
+    for head_dim in (256, 512):
+        assert extend_launch(head_dim, 33, 1, 2, 80).tiles["BLOCK_M"] == 64, "a token's heads are rows of one tile"

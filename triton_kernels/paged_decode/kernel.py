@@ -9,12 +9,15 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_items"], do_not_specialize_on_alignment=["lengths_ptr"])
-def plan_kernel(lengths_ptr, items_ptr, rows_ptr, num_rows, num_items, CHUNK: tl.constexpr, MAX_ROWS: tl.constexpr):
-    """One program. Items are whole chunks of tokens but for a row's last; all rows' items are as short as ``num_items`` allows."""
+@triton.jit(do_not_specialize=["num_rows", "num_items", "window"], do_not_specialize_on_alignment=["lengths_ptr"])
+def plan_kernel(lengths_ptr, items_ptr, rows_ptr, num_rows, num_items, window, CHUNK: tl.constexpr, MAX_ROWS: tl.constexpr):
+    """One program. Items are whole chunks of tokens but for a row's last; all rows' items are as short as ``num_items`` allows. A row's
+    first item begins with its window."""
     row = tl.arange(0, MAX_ROWS)
     present = row < num_rows
-    length = tl.maximum(tl.load(lengths_ptr + row, mask=present, other=0), 0)
+    end = tl.maximum(tl.load(lengths_ptr + row, mask=present, other=0), 0)
+    length = tl.minimum(end, window)
+    begin = end - length
     chunks = tl.cdiv(length, CHUNK)
     # The smallest number of chunks per item with which all fit. One item per row always does: num_rows <= num_items.
     low = tl.full([], 1, tl.int32)
@@ -34,8 +37,8 @@ def plan_kernel(lengths_ptr, items_ptr, rows_ptr, num_rows, num_items, CHUNK: tl
         item = items_ptr + 4 * (first + number)
         mask = number < count
         tl.store(item, row, mask=mask)
-        tl.store(item + 1, number * step, mask=mask)
-        tl.store(item + 2, tl.minimum((number + 1) * step, length), mask=mask)
+        tl.store(item + 1, begin + number * step, mask=mask)
+        tl.store(item + 2, begin + tl.minimum((number + 1) * step, length), mask=mask)
         tl.store(item + 3, (count == 1).to(tl.int32), mask=mask)
     for start in range(tl.sum(count, 0), num_items, MAX_ROWS):
         tl.store(items_ptr + 4 * (start + row), -1, mask=start + row < num_items)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..checks import check_aligned, check_dense, check_device, check_tensor
 from ..paged_kv import FLOATS, PagedKV
-from .config import CHUNK_TOKENS, HEAD_DIMS, MAX_GROUP, MAX_ROWS, REDUCE_ITEMS, decode_launch, num_items
+from .config import CHUNK_TOKENS, HEAD_DIMS, MAX_GROUP, MAX_ROWS, NO_WINDOW, REDUCE_ITEMS, decode_launch, num_items
 from .kernel import attend_kernel, plan_kernel, reduce_kernel
 
 
@@ -38,7 +38,7 @@ class DecodeWorkspace:
             raise ValueError(f"{num_rows} rows are not between 1 and {MAX_ROWS}")
         if not 1 <= num_kv_heads <= num_heads or num_sms < 1:
             raise ValueError(f"{num_heads} heads, {num_kv_heads} KV heads and {num_sms} multiprocessors make no grid")
-        count = num_items(num_rows, num_kv_heads, num_sms)
+        count = num_items(num_rows, num_kv_heads, num_sms, head_dim)
         return cls(
             items=torch.empty(count, 4, dtype=torch.int32, device=device),
             rows=torch.empty(num_rows, 2, dtype=torch.int32, device=device),
@@ -47,17 +47,21 @@ class DecodeWorkspace:
         )
 
 
-def plan_decode(lengths: Tensor, workspace: DecodeWorkspace) -> None:
+def plan_decode(lengths: Tensor, workspace: DecodeWorkspace, window: int = 0) -> None:
     """Cut rows into items of about the same length. Raises: ValueError.
 
-    ``lengths`` int32 [B]: tokens to attend to, the new one included; 0 in a padded row. No row may be longer than its pages in the
-    block table; that is not checked, since the host does not know it.
+    ``lengths`` int32 [B]: tokens of the row, the new one included; 0 in a padded row. No row may be longer than its pages in the
+    block table; that is not checked, since the host does not know it. ``window``: how many of the last of them are attended to, 0: all.
+    What lies before them is not read, neither pages nor their entries in the block table.
     """
+    if not 0 <= window <= NO_WINDOW:
+        raise ValueError(f"a window of {window} tokens is not between 0 (all) and {NO_WINDOW}")
     check_device("lengths", lengths.device)
     check_tensor("lengths", lengths, (workspace.rows.shape[0],), (torch.int32,), workspace.rows.device)
     check_dense("lengths", lengths)
     counts = lengths.shape[0], workspace.items.shape[0]
-    plan_kernel[(1,)](lengths, workspace.items, workspace.rows, *counts, CHUNK=CHUNK_TOKENS, MAX_ROWS=MAX_ROWS)
+    tables = lengths, workspace.items, workspace.rows
+    plan_kernel[(1,)](*tables, *counts, window or NO_WINDOW, CHUNK=CHUNK_TOKENS, MAX_ROWS=MAX_ROWS)
 
 
 def paged_decode(
@@ -66,12 +70,14 @@ def paged_decode(
     block_table: Tensor,
     workspace: DecodeWorkspace,
     *,
+    scale: float = 0.0,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attention of each row's one new token over the row's tokens, as ``plan_decode`` has cut them.
 
     q [B, num_heads, head_dim], bfloat16, float16 or float32; query head h reads KV head h // (num_heads / num_kv_heads).
-    block_table int32 [B, W]: pages in the order of the row's tokens; entries after the row's own are arbitrary.
+    block_table int32 [B, W]: pages in the order of the row's tokens; entries after the row's own are arbitrary. ``scale`` of scores, 0:
+    1 / sqrt(head_dim).
     out as q, allocated if not given; rows of length 0 get 0. Split over tokens after Flash-Decoding (Dao et al., 2023).
     Raises: ValueError.
     """
@@ -97,7 +103,7 @@ def paged_decode(
         out,
         workspace.partial,
         workspace.lse,
-        1 / math.sqrt(head_dim),
+        scale or 1 / math.sqrt(head_dim),
         *q.stride()[:2],
         *out.stride()[:2],
         *kv.k_pages.stride()[:3],

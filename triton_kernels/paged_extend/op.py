@@ -1,7 +1,7 @@
 """The checked entry to paged extend. A prefill step calls ``plan_extend`` once and ``paged_extend`` in each layer."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..checks import check_aligned, check_dense, check_device, check_same_strides, check_tensor
 from ..launch import Launch, architecture
+from ..paged_decode.config import NO_WINDOW
 from ..paged_decode.op import check_shape
 from ..paged_kv import FLOATS, PagedKV
 from .config import MAX_BLOCKS, extend_launch
@@ -18,9 +19,12 @@ from .kernel import extend_kernel
 @dataclass(frozen=True, slots=True)
 class ExtendPlan:
     """The tokens of each program. ``blocks`` int32 [X, 5], longest work first: sequence, row of the block's first token in the batch,
-    number of tokens, index of the first one in its chunk, and tokens before the chunk."""
+    number of tokens, index of the first one in its chunk, and tokens before the chunk. ``ends`` int32 [num_tokens]: up to where each
+    token sees its chunk, or None: up to itself. ``window``: tokens that each sees up to itself, or None: all."""
 
     blocks: Tensor
+    ends: Tensor | None
+    window: int | None
     num_tokens: int
     num_sequences: int
     longest_prefix: int
@@ -35,14 +39,20 @@ def plan_extend(
     head_dim: int,
     dtype: torch.dtype,
     device: torch.device,
+    *,
+    window: int = 0,
+    pictures: Sequence[Sequence[tuple[int, int]]] | None = None,
 ) -> ExtendPlan:
     """Cut chunks into blocks. ``spans``: (start, end) of each sequence's chunk, as ``Attention.begin_prefill`` has them; ``dtype`` of
-    queries. Raises: ValueError."""
+    queries. ``window``: how many tokens each sees up to itself, 0: all. ``pictures`` (start, end) of each sequence, in order, see
+    themselves up to their ends, and none may reach beyond its chunk; None: of a model whose pictures do not. Raises: ValueError."""
     for start, end in spans:
         if not 0 <= start <= end < 2**31:
             raise ValueError(f"span ({start}, {end}) is no range of tokens below 2**31")
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} heads are no multiple of {num_kv_heads} KV heads")
+    if not 0 <= window <= NO_WINDOW:
+        raise ValueError(f"a window of {window} tokens is not between 0 (all) and {NO_WINDOW}")
     group = num_heads // num_kv_heads
     check_shape(head_dim, group)
     lengths = [end - start for start, end in spans]
@@ -58,18 +68,42 @@ def plan_extend(
         row += length
     blocks.sort(key=lambda block: block[3] + block[4], reverse=True)
     table = torch.tensor(blocks, dtype=torch.int32).view(-1, 5).to(device)
-    return ExtendPlan(table, row, len(spans), max((start for start, _ in spans), default=0), group, launch)
+    ends = None
+    if pictures is not None:
+        seen = [end for span, its in zip(spans, pictures, strict=True) for end in _ends(*span, its)]
+        ends = torch.tensor(seen, dtype=torch.int32).to(device)
+    return ExtendPlan(table, ends, window or None, row, len(spans), max((start for start, _ in spans), default=0), group, launch)
+
+
+def _ends(start: int, end: int, pictures: Sequence[tuple[int, int]]) -> Iterator[int]:
+    """Up to where each of a chunk's tokens sees the chunk: itself, or the last one of its picture. Raises: ValueError."""
+    ends = list(range(1, end - start + 1))
+    for first, last in pictures:
+        if last > end:
+            raise ValueError(f"a chunk of tokens {start} to {end} ends within a picture of tokens {first} to {last}")
+        its = slice(max(first - start, 0), max(last - start, 0))
+        ends[its] = [last - start] * len(ends[its])
+    return iter(ends)
 
 
 def paged_extend(
-    q: Tensor, k: Tensor, v: Tensor, kv: PagedKV, block_table: Tensor, plan: ExtendPlan, *, out: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv: PagedKV,
+    block_table: Tensor,
+    plan: ExtendPlan,
+    *,
+    scale: float = 0.0,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Attention of each chunk's tokens over all tokens before the chunk, from pages, and over the chunk's own up to themselves.
+    """Attention of each chunk's tokens to those before the chunk, from pages, and to the chunk's own up to themselves or the end of
+    their picture; of all these to those in the plan's window.
 
     q [N, num_heads, head_dim], and k, v [N, num_kv_heads, head_dim] with equal strides: the chunks of all sequences one after another,
     in bfloat16, float16 or float32, before any quantization. block_table int32 [S, W]: pages in the order of a sequence's tokens, at
-    least those before its chunk; later entries are arbitrary. out as q, allocated if not given. Scores are scaled by
-    1 / sqrt(head_dim). The online softmax is FlashAttention-2's (Dao, 2023). Raises: ValueError.
+    least those before its chunk; later entries are arbitrary, as are those before the window of its first token. ``scale`` of scores,
+    0: 1 / sqrt(head_dim). out as q, allocated if not given. The online softmax is FlashAttention-2's (Dao, 2023). Raises: ValueError.
     """
     _check(q, k, v, kv, block_table, plan)
     if out is None:
@@ -83,8 +117,10 @@ def paged_extend(
         *kv,
         block_table,
         plan.blocks,
+        plan.ends,
         out,
-        1 / math.sqrt(q.shape[2]),
+        scale or 1 / math.sqrt(q.shape[2]),
+        plan.window,
         *q.stride()[:2],
         *out.stride()[:2],
         *k.stride()[:2],

@@ -15,7 +15,7 @@ from .timing import Clock, Timed
 
 _LENGTHS: dict[Size, Sequence[int]] = {"tiny": (0, 5, 40), "device": (0, 1, 16, 97, 700, 5003)}
 _PAGE_TOKENS = 16
-_SMALL = Heads(num_heads=4, num_kv_heads=2, head_dim=32)
+_SMALL, _WIDE = Heads(num_heads=4, num_kv_heads=2, head_dim=32), Heads(num_heads=8, num_kv_heads=1, head_dim=512)
 
 
 def checks(device: torch.device, size: Size) -> Iterator[Check]:
@@ -26,6 +26,11 @@ def checks(device: torch.device, size: Size) -> Iterator[Check]:
             name = f"{type_name(dtype)} over {type_name(values)}, {kind}"
             if can_read(values, device):
                 yield Check(name, partial(_check, device, _LENGTHS[size], kind, dtype, values))
+    window = 7 if size == "tiny" else 100
+    yield Check(
+        f"bf16, windows of {window}", partial(_check, device, _LENGTHS[size], heads[0], torch.bfloat16, torch.bfloat16, window=window)
+    )
+    yield Check(f"bf16, {_WIDE}", partial(_check, device, _LENGTHS[size], _WIDE, torch.bfloat16, torch.bfloat16))
     far = partial(_check, device, _LENGTHS[size], heads[0], torch.bfloat16, torch.int8, is_far=True)
     yield Check("bf16 over int8, addresses past 2**31", far)
     if size == "device":
@@ -62,7 +67,14 @@ def time_decode(clock: Clock, lengths: Sequence[int], heads: Heads, values: torc
 
 
 def _check(
-    device: torch.device, lengths: Sequence[int], heads: Heads, dtype: torch.dtype, values: torch.dtype, *, is_far: bool = False
+    device: torch.device,
+    lengths: Sequence[int],
+    heads: Heads,
+    dtype: torch.dtype,
+    values: torch.dtype,
+    *,
+    is_far: bool = False,
+    window: int = 0,
 ) -> float:
     cache = make_cache(lengths, heads.num_kv_heads, heads.head_dim, _PAGE_TOKENS, values, device)
     poison(cache)
@@ -70,10 +82,10 @@ def _check(
     q = torch.randn(len(lengths), heads.num_heads + 2, heads.head_dim, dtype=dtype, device=device)[:, : heads.num_heads]
     num_sms = num_multiprocessors(device)
     workspace = DecodeWorkspace.allocate(len(lengths), heads.num_heads, heads.num_kv_heads, heads.head_dim, num_sms, device)
-    plan_decode(cache.lengths, workspace)
+    plan_decode(cache.lengths, workspace, window)
     out = torch.full(q.shape, torch.nan, dtype=dtype, device=device)
     paged_decode(q, cache.kv, cache.table, workspace, out=out)
-    expected = paged_decode_reference(q, cache.kv, cache.table, cache.lengths)
+    expected = paged_decode_reference(q, cache.kv, cache.table, cache.lengths, window)
     return require_attention(out, expected)
 
 

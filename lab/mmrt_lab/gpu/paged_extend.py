@@ -15,6 +15,7 @@ from .timing import Clock, Timed
 
 _SPANS: dict[Size, Spans] = {"tiny": ((0, 9), (21, 30), (16, 17)), "device": ((0, 200), (333, 460), (4096, 4097), (1000, 1129), (7, 7))}
 _SMALL = Heads(num_heads=4, num_kv_heads=2, head_dim=32)
+_WIDE = Heads(num_heads=8, num_kv_heads=4, head_dim=256), Heads(num_heads=8, num_kv_heads=1, head_dim=512)
 _PAGE_TOKENS = 16
 
 
@@ -26,6 +27,12 @@ def checks(device: torch.device, size: Size) -> Iterator[Check]:
             name = f"{type_name(dtype)} over {type_name(values)}, {kind}"
             if can_read(values, device):
                 yield Check(name, partial(_check, device, _SPANS[size], kind, dtype, values))
+    seeing = partial(
+        _check, device, _SPANS[size], heads[0], torch.bfloat16, torch.bfloat16, window=10 if size == "tiny" else 100, sees=True
+    )
+    yield Check("bf16, windows, and pictures that see themselves", seeing)
+    for wide in _WIDE:
+        yield Check(f"bf16, {wide}", partial(_check, device, _SPANS[size], wide, torch.bfloat16, torch.bfloat16))
     far = partial(_check, device, _SPANS[size], heads[0], torch.bfloat16, torch.int8, is_far=True)
     yield Check("bf16 over int8, addresses past 2**31", far)
     short = ((40, 44),) if size == "tiny" else ((900, 904), (17, 19))
@@ -61,15 +68,28 @@ def _projection(spans: Spans, heads: Heads, dtype: torch.dtype, device: torch.de
     return torch.split(torch.randn(num_tokens, sum(sizes), heads.head_dim, dtype=dtype, device=device), sizes, 1)
 
 
-def _check(device: torch.device, spans: Spans, heads: Heads, dtype: torch.dtype, values: torch.dtype, *, is_far: bool = False) -> float:
+def _check(
+    device: torch.device,
+    spans: Spans,
+    heads: Heads,
+    dtype: torch.dtype,
+    values: torch.dtype,
+    *,
+    is_far: bool = False,
+    window: int = 0,
+    sees: bool = False,
+) -> float:
+    """``sees``: the second half of each chunk is a picture that sees itself."""
     cache = make_cache([start for start, _ in spans], heads.num_kv_heads, heads.head_dim, _PAGE_TOKENS, values, device)
     poison(cache)
     cache = far_apart(cache) if is_far else cache
     q, k, v = _projection(spans, heads, dtype, device)
-    plan = plan_extend(spans, heads.num_heads, heads.num_kv_heads, heads.head_dim, dtype, device)
+    pictures = [[((start + end) // 2, end)] for start, end in spans] if sees else None
+    shape = heads.num_heads, heads.num_kv_heads, heads.head_dim
+    plan = plan_extend(spans, *shape, dtype, device, window=window, pictures=pictures)
     out = torch.full(q.shape, torch.nan, dtype=dtype, device=device)
     paged_extend(q, k, v, cache.kv, cache.table, plan, out=out)
-    expected = paged_extend_reference(q, k, v, cache.kv, cache.table, spans)
+    expected = paged_extend_reference(q, k, v, cache.kv, cache.table, spans, window, pictures or ())
     return require_attention(out, expected)
 
 
