@@ -139,8 +139,8 @@ class DecodeGraphs:
         states: StateRows | None = None,
         window_tables: Tensor | None = None,
     ) -> Tensor:
-        """As ``Decoder.decode``, after ``capture_all``; the logits are overwritten by the next step. No model on CUDA has states or
-        windows.
+        """As ``Decoder.decode``, after ``capture_all``; the logits are overwritten by the next step. No model on CUDA has states, or
+        pages of windows in a pool of their own.
 
         Raises: ValueError for more than ``max_rows`` rows.
         """

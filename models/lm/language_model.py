@@ -141,7 +141,7 @@ class LanguageModel:
         for attention, is_apart in zip(self._attentions, self._are_apart, strict=True):
             theirs = pad_sequence(windows, batch_first=True) if is_apart else tables
             attention.begin_decode(torch.tensor([lengths[index] for index in ends]), theirs)
-        self._operations.begin(torch.cat([chunks[index].positions[:, -1:] for index in ends], 1))
+        self._operations.begin(torch.cat([chunks[index].positions[:, -1:] for index in ends], 1).to(self._device))
         last = torch.tensor([chunk.embeds.shape[0] for chunk in chunks]).cumsum(0)[ends] - 1
         hidden, normed = hidden[last], normed[last]
         for layer in self._layers[self._last_owner :]:

@@ -19,7 +19,7 @@ class PerLayerInputs:
         self._table, self._projection = table_of(weights, "per_layer_table"), matrix_of(weights, "per_layer_projection")
         self._norm, self._operations = weights["per_layer_norm"], operations
         self._shape, self._pad_id = (num_layers, config.size), config.pad_id
-        self._placeholders = torch.tensor(config.placeholders, dtype=torch.int64)
+        self._placeholders = torch.tensor(config.placeholders, dtype=torch.int64, device=self._norm.device)
 
     def of(self, ids: Tensor, embeds_NH: Tensor) -> Tensor:
         """[N, L, P]. Placeholders of media count as padding."""

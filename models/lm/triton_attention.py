@@ -22,12 +22,10 @@ class TritonAttention:
     page_tokens + index in it, -1 for padding. ``is_decoding``: the forward is a step."""
 
     def __init__(self, pages: KvPages) -> None:
-        """``pages`` on the device. Raises: ValueError for a window, a scale or pictures that see themselves: the kernels have none."""
-        if pages.heads.window or pages.heads.scale or pages.heads.sees_pictures:
-            told = f"a window ({pages.heads.window} tokens), a scale of scores or pictures that see themselves"
-            raise ValueError(f"models with {told} run on a CPU only")
+        """``pages`` on the device."""
         self._device, self._dtype, self._page_tokens = pages.values.device, pages.dtype, pages.page_tokens
         self._heads = pages.heads.num_heads, pages.heads.num_kv_heads, pages.heads.head_dim
+        self._scale, self._window, self._sees_pictures = pages.heads.scale, pages.heads.window, pages.heads.sees_pictures
         parts = [tensor.unbind(3) for tensor in (pages.values, pages.scales) if tensor is not None]
         views = [tensor.unbind(1) for part in parts for tensor in part]
         self.layers = [PagedKV(*layer) for layer in zip(*views, strict=True)]
@@ -48,7 +46,8 @@ class TritonAttention:
             slots.append(table[index // self._page_tokens] * self._page_tokens + index % self._page_tokens)
         self.slots, self.is_decoding = torch.cat(slots).to(self._device), False
         self._block_table = self._moved(pad_sequence(list(block_tables), batch_first=True))
-        self._extend = plan_extend(spans, *self._heads, self._dtype, self._device)
+        seen = (pictures or [()] * len(spans)) if self._sees_pictures else None  # one variant of the kernel, with pictures or without
+        self._extend = plan_extend(spans, *self._heads, self._dtype, self._device, window=self._window, pictures=seen)
 
     def begin_decode(self, lengths: Tensor, block_tables: Tensor) -> None:
         """A row of length 0 is padding: nothing is stored for it, and its result is 0. Raises: ValueError for more than 1024 rows."""
@@ -58,17 +57,17 @@ class TritonAttention:
         self.slots, self.is_decoding = torch.where(last >= 0, slots, -1).to(self._device), True
         self._block_table = self._moved(block_tables)
         self._decode = DecodeWorkspace.allocate(lengths.shape[0], *self._heads, self._num_sms, self._device)
-        plan_decode(self._moved(lengths), self._decode)
+        plan_decode(self._moved(lengths), self._decode, self._window)
 
     def prefill_attend(self, layer: int, q_NHD: Tensor, kv_NR: Tensor) -> Tensor:
         assert self._extend is not None, "begin_prefill comes first"
         _, num_kv_heads, head_dim = self._heads
         k, v = kv_NR.view(-1, 2, num_kv_heads, head_dim).unbind(1)
-        return paged_extend(q_NHD, k, v, self.layers[layer], self._block_table, self._extend).flatten(1)
+        return paged_extend(q_NHD, k, v, self.layers[layer], self._block_table, self._extend, scale=self._scale).flatten(1)
 
     def decode_attend(self, layer: int, q_NHD: Tensor) -> Tensor:
         assert self._decode is not None, "begin_decode comes first"
-        return paged_decode(q_NHD, self.layers[layer], self._block_table, self._decode).flatten(1)
+        return paged_decode(q_NHD, self.layers[layer], self._block_table, self._decode, scale=self._scale).flatten(1)
 
     def _moved(self, index: Tensor) -> Tensor:
         return index.to(self._device, torch.int32).contiguous()

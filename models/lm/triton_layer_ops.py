@@ -8,7 +8,7 @@ from torch import Tensor
 from ...triton_kernels.kv_write import QkNorm, Rotary, rotate_and_write_kv
 from ...triton_kernels.rms_norm import add_rms_norm, rms_norm
 from ...triton_kernels.silu_mul import silu_mul
-from ..architecture import AttentionConfig, KvPlace, LanguageConfig, RopeConfig, interleaved_axes
+from ..architecture import KvPlace, LanguageConfig, RopeConfig, interleaved_axes
 from .delta_pages import DeltaPages
 from .experts import Experts, route, sum_by_expert, sum_by_mask
 from .interface import QkNorms
@@ -25,8 +25,6 @@ class TritonOperations:
         """``pages`` on the device. Raises: ValueError for recurrent states: there are no kernels for them."""
         if states is not None:
             raise ValueError("models with recurrent states run on a CPU only")
-        if any(isinstance(layer.mixer, AttentionConfig) and layer.mixer.owner >= 0 for layer in config.layers):
-            raise ValueError("models whose layers share keys and values run on a CPU only")
         self.attentions = [TritonAttention(its) for its in pages]
         self.delta = None
         self._epsilon = config.rms_norm_eps
@@ -39,7 +37,8 @@ class TritonOperations:
         self._positions = positions.contiguous()
 
     def norm(self, x_NH: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x_NH, weight, self._epsilon)
+        rows = x_NH.reshape(-1, x_NH.shape[-1])  # those of heads and of layers' inputs have a further axis
+        return rms_norm(rows, weight, self._epsilon).view(x_NH.shape)
 
     def add_norm(self, x_NH: Tensor, residual_NH: Tensor, weight: Tensor) -> Tensor:
         return add_rms_norm(x_NH, residual_NH, weight, self._epsilon, out=x_NH)
@@ -52,8 +51,10 @@ class TritonOperations:
         return sums(x_NH, route(logits_NE, experts.config, experts.scales), experts, experts.activate or self.silu_mul)
 
     def rotate_and_write(self, place: KvPlace | None, heads: Tensor, rope: int, norms: QkNorms | None) -> None:
-        assert place is not None, "no layer shares keys and values"
         norm = None if norms is None else QkNorm(*norms, self._epsilon)
+        if place is None:
+            rotate_and_write_kv(heads, self._positions, None, None, self._rotaries[rope], norm)
+            return
         attention = self.attentions[place.group]
         rotate_and_write_kv(heads, self._positions, attention.slots, attention.layers[place.layer], self._rotaries[rope], norm)
 

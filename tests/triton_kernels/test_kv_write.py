@@ -105,6 +105,20 @@ def test_fused_write(
     assert_same_pages(pages, expected)
 
 
+@pytest.mark.parametrize("normed", [False, True])
+def test_queries_alone(device: torch.device, normed: bool) -> None:
+    """Of layers that attend to keys and values of others; weights of norms in float32."""
+    heads = torch.randn(3, 5, 64, device=device).bfloat16()
+    expected, positions = heads.clone(), torch.randint(0, 2**17, (1, 3), device=device)
+    norm = QkNorm(*torch.rand(2, 64, device=device), EPSILON) if normed else None
+    rotary = Rotary(frequencies(64, 1e6).to(device))
+    rotate_and_write_kv(heads, positions, None, None, rotary, norm)
+    angle = (positions[0].unsqueeze(1) * rotary.frequencies).unsqueeze(1)
+    turned = expected.float() if norm is None else F.rms_norm(expected.float(), (64,), norm.q, EPSILON).bfloat16().float()
+    rotate(turned, (angle.cos(), angle.sin(), -angle.sin()))
+    close(heads, turned.bfloat16())
+
+
 def split(pairs: int, sections: int) -> tuple[int, ...]:
     """The ratio of Qwen2.5-VL: a quarter by time, the rest by height and width. 4: that of Qwen3-VL, whose axes take turns."""
     quarter, side = pairs // 4, pairs * 5 // 16

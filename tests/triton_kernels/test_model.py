@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -46,6 +47,19 @@ layer = LayerConfig(
 ropes = (RopeConfig(theta=1e6, axes=(0,) * 16 + (1,) * 24 + (2,) * 24),)
 language = LanguageConfig(vocab_size=152064, hidden_size=3584, rms_norm_eps=1e-6, layers=(layer,) * 2, ropes=ropes)
 config = ModelConfig(family="qwen2_5_vl", language=language, dtype="bfloat16", kv_dtype="KV_DTYPE", max_context=32768, eos_token_ids=())
+"""
+LAUNCHES_OF_GEMMA = """
+import json, msgspec, pathlib, torch
+from mmrt.models.config import load_model_config
+from mmrt.models.families.registry import family_of
+from mmrt.models.lm.language_model import Chunk, LanguageModel
+from mmrt.models.lm.triton_layer_ops import TritonOperations
+from mmrt.tests.triton_kernels.launch_keys import record
+
+config = msgspec.structs.replace(load_model_config(pathlib.Path("CHECKPOINT")), dtype="bfloat16", kv_dtype="KV_DTYPE")
+found = record()
+"""
+STEPS = """
 weights = {spec.name: torch.empty(spec.shape, dtype=torch.bfloat16, device="meta") for spec in family_of(config).tensor_specs(config)}
 kv = torch.empty(4000, config.kv_page_bytes(16), dtype=torch.uint8, device="meta")
 lm = LanguageModel(config, weights, kv, 16, TritonOperations)
@@ -53,13 +67,14 @@ for spans in ([(0, 1)], [(16, 32)], [(1, 300)], [(40, 41), (0, 16), (2, 99)]):
     chunks = []
     for start, end in spans:
         zeros = torch.zeros(4, end, dtype=torch.int64)
-        chunks.append(Chunk(lm.embed(zeros[0, start:]), zeros[1:, start:], start, zeros[0, ::16]))
-    lm.prefill(chunks)
+        ids, pictures = zeros[0, start:], ((start, end),) if end - start > 1 else ()
+        chunks.append(Chunk(lm.embed(ids), zeros[1:, start:], start, zeros[0, ::16], ids=ids, pictures=pictures))
+    lm.prefill(chunks, ends=[0])
 for rows in (1, 2, 3, 16, 33):
     for width in (1, 3, 16):
         column = torch.ones(rows, dtype=torch.int64)
         logits = lm.decode(column, column.expand(3, -1), column, torch.zeros(rows, width, dtype=torch.int64))
-        assert logits.is_meta and logits.shape == (rows, 152064)
+        assert logits.is_meta and logits.shape == (rows, config.language.vocab_size)
 print(json.dumps({name: len(keys) for name, keys in found.items()}))
 """
 Weights = dict[str, torch.Tensor]
@@ -124,17 +139,18 @@ class Twins:
         """The twin continues from what the model in torch has written."""
         self.twin_kv.copy_(self.kv)
 
-    def chunk(self, model: LanguageModel, sequence: int, start: int, end: int) -> Chunk:
+    def chunk(self, model: LanguageModel, sequence: int, start: int, end: int, *pictures: tuple[int, int]) -> Chunk:
         table = self.tables[sequence, : -(-end // PAGE_TOKENS)]
-        embeds, deep = model.embed(self.ids[sequence, start:end]), None
+        ids = self.ids[sequence, start:end]
+        embeds, deep = model.embed(ids), None
         if self.config.num_deep and sequence:  # the first has no media
             deep = self.deep[sequence, start:end].to(embeds.device)
-        return Chunk(embeds, self.positions[sequence, :, start:end], start, table, deep=deep)
+        return Chunk(embeds, self.positions[sequence, :, start:end], start, table, deep=deep, ids=ids, pictures=pictures)
 
-    def prefill(self, *spans: tuple[int, int, int]) -> None:
-        """Chunks (sequence, start, end), by both."""
-        for model in (self.plain, self.twin):
-            model.prefill([self.chunk(model, *span) for span in spans])
+    def prefill(self, *chunks: tuple[Any, ...], ends: tuple[int, ...] = ()) -> list[torch.Tensor]:
+        """Chunks (sequence, start, end, then pictures), by both. Returns the hidden states of the ``ends`` of each."""
+        made = [model.prefill([self.chunk(model, *chunk) for chunk in chunks], ends=ends) for model in (self.plain, self.twin)]
+        return [torch.cat(hidden).cpu() for hidden in made if hidden]
 
     def decode(self, lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of both for the sequences' tokens ``length - 1``."""
@@ -149,8 +165,9 @@ class Twins:
         torch.testing.assert_close(self.read(self.twin_kv.cpu()), self.read(self.kv), rtol=rtol, atol=atol, equal_nan=True)
 
     def read(self, kv: torch.Tensor) -> torch.Tensor:
-        pages = KvPages(self.config.language, kv, PAGE_TOKENS, torch.float32, self.config.kv_dtype)
-        return torch.stack([pages.gather(layer, torch.arange(len(kv))).clone() for layer in range(self.config.language.num_layers)])
+        groups = KvPages.of_groups(self.config.language, kv, PAGE_TOKENS, torch.float32, self.config.kv_dtype)
+        layers = [pages.gather(layer, torch.arange(len(kv))).flatten() for pages in groups for layer in range(pages.num_layers)]
+        return torch.cat([layer.clone() for layer in layers])
 
 
 @pytest.mark.parametrize(
@@ -192,6 +209,33 @@ def test_norms_of_queries_and_keys(device: torch.device) -> None:
     twins.check_pages()
     expected, logits = twins.decode([11, 9])
     torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE)
+    twins.check_pages()
+
+
+@pytest.mark.parametrize(
+    ("family", "kv_dtype"),
+    [
+        ("gemma3_seeing", "auto"),
+        ("gemma4", "int8"),
+        *also_slow(("gemma3_seeing", "int8"), ("gemma4", "auto"), ("gemma4_unified", "auto")),
+    ],
+)
+def test_windows_pictures_and_shared_keys(tmp_path: Path, device: torch.device, family: Family, kv_dtype: KvDType) -> None:
+    """Windows of 48 tokens in chunks that are longer and shorter, a picture across a window's border, and what else these models have:
+    two sizes of heads, a scale of scores, norms of values, norms of 1 + w in float32, layers without own keys, layers' own inputs."""
+    config, weights = load_tiny(tmp_path / "tiny", family)
+    twins = Twins(msgspec.structs.replace(config, kv_dtype=kv_dtype), weights, device, num_sequences=2, max_tokens=80)
+    assert config.language.window == 48
+    tolerance = 0.1 if kv_dtype == "int8" else TOLERANCE
+    twins.prefill((0, 0, 60, (10, 58)), (1, 0, 3))
+    twins.check_pages()
+    twins.share()
+    expected, hidden = twins.prefill((0, 60, 66, (59, 65)), (1, 3, 5), ends=(0, 1))
+    torch.testing.assert_close(hidden, expected, rtol=0, atol=tolerance)
+    twins.check_pages()
+    twins.share()
+    expected, logits = twins.decode([67, 6])
+    torch.testing.assert_close(logits, expected, rtol=0, atol=tolerance)
     twins.check_pages()
 
 
@@ -280,7 +324,19 @@ def test_all_that_kernels_get_lies_on_the_device_and_compiles_once(kv_dtype: str
         "plan_kernel": 1,
         "attend_kernel": 1,
     }
-    assert count(LAUNCHES.replace("KV_DTYPE", kv_dtype)) == variants
+    assert count((LAUNCHES + STEPS).replace("KV_DTYPE", kv_dtype)) == variants
+
+
+@pytest.mark.parametrize("family", ["gemma3_seeing", "gemma4"])
+def test_all_that_windows_get_lies_on_the_device_and_compiles_once(tmp_path: Path, family: Family) -> None:
+    """As above. Chunks have a variant for each group of layers and choice of tiles, steps one for each size of heads."""
+    make_checkpoint("tiny", tmp_path / "tiny", family)
+    found = count((LAUNCHES_OF_GEMMA + STEPS).replace("CHECKPOINT", str(tmp_path / "tiny")).replace("KV_DTYPE", "auto"))
+    assert {name: found[name] for name in ("extend_kernel", "attend_kernel", "plan_kernel")} == {
+        "extend_kernel": 4,
+        "attend_kernel": 1 if family == "gemma3_seeing" else 2,
+        "plan_kernel": 1,
+    }
 
 
 def test_a_model_on_the_cpu_loads_no_kernels() -> None:

@@ -49,6 +49,13 @@ def test_agrees_with_reference_and_torch(device: torch.device, num_rows: int, si
     close(out, F.rms_norm(total, (size,), weight, EPSILON))
 
 
+def test_weights_in_float32(device: torch.device) -> None:
+    """As norms of 1 + w are kept: 1 + w in bfloat16 would lose some of w."""
+    x, weight = torch.randn(2, 48, device=device).bfloat16(), 1 + 1e-3 * torch.randn(48, device=device)
+    expected = F.rms_norm(x.float(), (48,), weight, EPSILON).bfloat16()
+    assert torch.equal(rms_norm(x, weight, EPSILON), expected) and not torch.equal(rms_norm(x, weight.bfloat16(), EPSILON), expected)
+
+
 def test_in_place(device: torch.device) -> None:
     torch.manual_seed(0)
     x, residual, weight = torch.randn(3, 96, device=device), torch.randn(3, 96, device=device), torch.randn(96, device=device)

@@ -101,13 +101,13 @@ def rotate_and_write_heads(
     LARGEST: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
 ):
-    """Grid (tokens, blocks of query heads, then of KV heads). Pairs [0, FIRST_H) turn by t, [FIRST_H, FIRST_W) by h, the rest by w;
-    INTERLEAVED: so many by each, in turn while h and w have some left."""
+    """Grid (tokens, blocks of query heads, then of KV heads; without ``slots_ptr`` there are none). Pairs [0, FIRST_H) turn by t,
+    [FIRST_H, FIRST_W) by h, the rest by w; INTERLEAVED: so many by each, in turn while h and w have some left."""
     q_blocks: tl.constexpr = (NUM_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     token = tl.program_id(0)
     block = tl.program_id(1)
     of_keys = block >= q_blocks
-    slot = tl.load(slots_ptr + token)
+    slot = tl.load(slots_ptr + token) if slots_ptr is not None else -1
     half = tl.arange(0, HALF)
     head = tl.where(of_keys, block - q_blocks, block) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     live = head < tl.where(of_keys, NUM_KV_HEADS, NUM_HEADS)
@@ -115,7 +115,8 @@ def rotate_and_write_heads(
     head_ptr = heads + (tl.where(of_keys, NUM_HEADS, 0) + head) * (2 * HALF)
     low, high = _load_halves(head_ptr, half, live, HALF)
     to_page = live & of_keys & (slot >= 0)
-    v_low, v_high = _load_halves(head_ptr + NUM_KV_HEADS * (2 * HALF), half, to_page, HALF)
+    if slots_ptr is not None:
+        v_low, v_high = _load_halves(head_ptr + NUM_KV_HEADS * (2 * HALF), half, to_page, HALF)
     if INTERLEAVED:
         turn = half % 3
         axis = tl.where(half < 3 * tl.where(turn == 1, FIRST_W - FIRST_H, HALF - FIRST_W), turn, 0)
@@ -140,9 +141,10 @@ def rotate_and_write_heads(
     tl.store(address, turned_low, mask=live[:, None])
     tl.store(address + HALF, turned_high, mask=live[:, None])
 
-    if of_keys & (slot >= 0):
-        low, high = turned_low.to(tl.float32), turned_high.to(tl.float32)
-        in_page = slot // PAGE_TOKENS * stride_page + slot % PAGE_TOKENS * stride_page_token + head * stride_page_head
-        in_scales = slot // PAGE_TOKENS * stride_scale_page + slot % PAGE_TOKENS * stride_scale_token + head * stride_scale_head
-        _store_halves(low, high, k_pages_ptr + in_page, k_scales_ptr, in_scales, half, live, HALF, LARGEST)
-        _store_halves(v_low, v_high, v_pages_ptr + in_page, v_scales_ptr, in_scales, half, live, HALF, LARGEST)
+    if slots_ptr is not None:
+        if of_keys & (slot >= 0):
+            low, high = turned_low.to(tl.float32), turned_high.to(tl.float32)
+            in_page = slot // PAGE_TOKENS * stride_page + slot % PAGE_TOKENS * stride_page_token + head * stride_page_head
+            in_scales = slot // PAGE_TOKENS * stride_scale_page + slot % PAGE_TOKENS * stride_scale_token + head * stride_scale_head
+            _store_halves(low, high, k_pages_ptr + in_page, k_scales_ptr, in_scales, half, live, HALF, LARGEST)
+            _store_halves(v_low, v_high, v_pages_ptr + in_page, v_scales_ptr, in_scales, half, live, HALF, LARGEST)

@@ -28,7 +28,7 @@ class Rotary(NamedTuple):
 
 
 class QkNorm(NamedTuple):
-    """Weights [head_dim] of the RMSNorm of each query and key head, in the model's dtype."""
+    """Weights [head_dim] of the RMSNorm of each query and key head, in the model's dtype or float32."""
 
     q: Tensor
     k: Tensor
@@ -36,34 +36,31 @@ class QkNorm(NamedTuple):
 
 
 def rotate_and_write_kv(
-    heads: Tensor, positions: Tensor, slots: Tensor, kv: PagedKV, rotary: Rotary, norm: QkNorm | None = None
+    heads: Tensor, positions: Tensor, slots: Tensor | None, kv: PagedKV | None, rotary: Rotary, norm: QkNorm | None = None
 ) -> None:
     """QK-norm, (M-)RoPE and the write of K and V into pages in one launch: everything between a layer's projection and its attention.
 
     heads [N, num_heads + 2 num_kv_heads, head_dim] float32, float16 or bfloat16, the projection's output: query, key and value heads,
     dense. Query and key heads are normalized and rotated in place; num_heads may be 0. positions int64 [axes, N], so that angles stay
     below 4e5; slots int64 [N]: page x page_tokens + index in it, unique, negative to skip a token. Pages are quantized per token and
-    head if ``kv`` is; values that are not finite are stored as 0. M-RoPE after Qwen2-VL (Wang et al., 2024), interleaved after Qwen3-VL
-    (arXiv 2511.21631). Raises: ValueError.
+    head if ``kv`` is; values that are not finite are stored as 0. Without ``kv`` and ``slots`` all heads are queries. M-RoPE after
+    Qwen2-VL (Wang et al., 2024), interleaved after Qwen3-VL (arXiv 2511.21631). Raises: ValueError.
     """
     _check_heads(heads)
-    kv.check(heads)
     num_tokens, _, head_dim = heads.shape
-    num_kv_heads = kv.k_pages.shape[2]
+    num_kv_heads = _check_target(heads, slots, kv)
     num_heads = heads.shape[1] - 2 * num_kv_heads
-    if num_heads < 0:
-        raise ValueError(f"{heads.shape[1]} heads are fewer than {num_kv_heads} of keys and as many of values")
-    check_tensor("slots", slots, (num_tokens,), (torch.int64,), heads.device)
-    check_dense("slots", slots)
     section = _check_rotary(heads, positions, rotary)
     if norm is not None:
         for name, weight in (("q norm", norm.q), ("k norm", norm.k)):
-            check_tensor(name, weight, (head_dim,), (heads.dtype,), heads.device)
+            check_tensor(name, weight, (head_dim,), (heads.dtype, torch.float32), heads.device)
             check_aligned(name, weight)
     if not num_tokens:
         return
     config = launch(num_heads, num_kv_heads, head_dim)
     block_heads = config.tiles["BLOCK_HEADS"]
+    views: tuple[Tensor | None, ...] = (None,) * 4 if kv is None else kv
+    strides = (0,) * 6 if kv is None else (*kv.k_pages.stride()[:3], *kv.scale_strides())
     rotate_and_write_heads[(num_tokens, triton.cdiv(num_heads, block_heads) + triton.cdiv(num_kv_heads, block_heads))](
         heads,
         positions,
@@ -71,23 +68,37 @@ def rotate_and_write_kv(
         None if norm is None else norm.q,
         None if norm is None else norm.k,
         slots,
-        *kv,
+        *views,
         0.0 if norm is None else norm.epsilon,
         heads.stride(0),
         positions.stride(0),
-        *kv.k_pages.stride()[:3],
-        *kv.scale_strides(),
+        *strides,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HALF=head_dim // 2,
-        PAGE_TOKENS=kv.k_pages.shape[1],
+        PAGE_TOKENS=1 if kv is None else kv.k_pages.shape[1],
         FIRST_H=section[0],
         FIRST_W=sum(section[:2]),
         INTERLEAVED=rotary.interleaved,
         FACTOR=rotary.factor,
-        LARGEST=LARGEST.get(kv.k_pages.dtype, 0.0),
+        LARGEST=0.0 if kv is None else LARGEST.get(kv.k_pages.dtype, 0.0),
         **config.arguments(),
     )
+
+
+def _check_target(heads: Tensor, slots: Tensor | None, kv: PagedKV | None) -> int:
+    """The number of KV heads; 0 without pages."""
+    if kv is None or slots is None:
+        if kv is not None or slots is not None:
+            raise ValueError("one of kv and slots is missing")
+        return 0
+    kv.check(heads)
+    num_kv_heads = kv.k_pages.shape[2]
+    if heads.shape[1] < 2 * num_kv_heads:
+        raise ValueError(f"{heads.shape[1]} heads are fewer than {num_kv_heads} of keys and as many of values")
+    check_tensor("slots", slots, (heads.shape[0],), (torch.int64,), heads.device)
+    check_dense("slots", slots)
+    return num_kv_heads
 
 
 def _check_heads(heads: Tensor) -> None:

@@ -46,10 +46,10 @@ def _axes(rotary: Rotary, num_pairs: int) -> list[int]:
 
 
 def rotate_and_write_kv(
-    heads: Tensor, positions: Tensor, slots: Tensor, kv: PagedKV, rotary: Rotary, norm: QkNorm | None = None
+    heads: Tensor, positions: Tensor, slots: Tensor | None, kv: PagedKV | None, rotary: Rotary, norm: QkNorm | None = None
 ) -> None:
     """As ``op.rotate_and_write_kv``."""
-    num_kv_heads, head_dim = kv.k_pages.shape[2:]
+    num_kv_heads, head_dim = 0 if kv is None else kv.k_pages.shape[2], heads.shape[2]
     num_heads = heads.shape[1] - 2 * num_kv_heads
     queries, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], 1)
     if norm is not None:
@@ -62,4 +62,5 @@ def rotate_and_write_kv(
     cos, sin = angle.cos() * rotary.factor, angle.sin() * rotary.factor
     turned = low * cos - high * sin, high * cos + low * sin
     turning.copy_(torch.cat(turned, -1))
-    _write_kv(k, v, slots, kv)
+    if kv is not None and slots is not None:
+        _write_kv(k, v, slots, kv)

@@ -12,8 +12,8 @@ from .kernel import norm_row
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float, *, out: Tensor | None = None) -> Tensor:
     """x / sqrt(mean(x^2) + epsilon) * weight over the last axis, in float32 (Zhang and Sennrich, 2019).
 
-    x [N, H] float32, float16 or bfloat16, rows dense, strides multiples of 16; weight [H] in x's dtype; out as x, allocated if not
-    given, and may be x. Raises: ValueError.
+    x [N, H] float32, float16 or bfloat16, rows dense, strides multiples of 16; weight [H] in x's dtype or float32; out as x, allocated
+    if not given, and may be x. Raises: ValueError.
     """
     if out is None:
         out = torch.empty_like(x)
@@ -58,7 +58,7 @@ def _check(x: Tensor, weight: Tensor, **others: Tensor) -> None:
     check_aligned("x", x)
     if not 0 < x.shape[1] <= LARGEST_SIZE:
         raise ValueError(f"rows of x have {x.shape[1]} elements, not between 1 and {LARGEST_SIZE}")
-    check_tensor("weight", weight, x.shape[1:], (x.dtype,), x.device)
+    check_tensor("weight", weight, x.shape[1:], (x.dtype, torch.float32), x.device)
     check_aligned("weight", weight)
     for name, tensor in others.items():
         check_tensor(name, tensor, x.shape, (x.dtype,), x.device)
