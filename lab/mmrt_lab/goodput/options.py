@@ -143,8 +143,9 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--systems",
         default=",".join(default_systems()),
-        metavar="NAME[@LAYOUT],…",
-        help="a policy, the preset monolithic or split, or a policy's file NAME.py; each with a layout if it needs one (%(default)s)",
+        metavar="NAME[@LAYOUT[:pipeline]],…",
+        help="a policy, the preset monolithic or split, or a policy's file NAME.py; each with a layout if it needs one, :pipeline makes"
+        " its prefills stages of one (%(default)s)",
     )
     add(
         "--slo-text", type=number("seconds", float, above=0), metavar="S", help="TTFT of requests without media, in place of --slo-ttft"

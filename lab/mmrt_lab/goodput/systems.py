@@ -20,7 +20,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_systems(text: str, base: RuntimeConfig, objective: Objective) -> list[System]:
-    """Parse ``NAME[@LAYOUT],…``. Raises: ConfigError for a name, a layout or an objective that a run does not take."""
+    """Parse ``NAME[@LAYOUT[:pipeline]],…``. Raises: ConfigError for a name, a layout or an objective that a run does not take."""
     given = [name.strip() for name in text.split(",")]
     names = [name.rpartition("/")[2] for name in given]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
@@ -29,12 +29,17 @@ def parse_systems(text: str, base: RuntimeConfig, objective: Objective) -> list[
 
 
 def configure(name: str, base: RuntimeConfig, objective: Objective) -> RuntimeConfig:
-    """The configuration of a system: ``base`` with its policy or preset, its layout, and the objective, which policies steer by.
+    """The configuration of a system: ``base`` with its policy or preset, its layout, with ":pipeline" prefill as a pipeline, and the
+    objective, which policies steer by.
 
     Raises: ConfigError.
     """
     policy, _, layout = name.partition("@")
+    layout, colon, kind = layout.partition(":")
+    if colon and kind != "pipeline":
+        raise ConfigError(f"{name}: {kind!r} behind a layout, expected pipeline")
     data = to_data(base)
+    data["scheduling"]["prefill_pipeline"] = bool(colon)
     data["slo"] = objective.sections
     if policy in PRESETS:
         data["scheduling"]["preset"] = policy

@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from mmrt.actors.controller.limits import limits_of
 from mmrt.actors.host.media_rules import for_run
 from mmrt.models.config import facts_of, weight_bytes
@@ -105,6 +107,8 @@ class Simulation:
         link: Link | None = None,
         seed: int = 0,
     ) -> None:
+        if (ranks := limits.prefill_ranks) > 1:  # each stage of a pipeline has its share of the layers
+            costs = msgspec.structs.replace(costs, prefill=costs.prefill.times(1 / ranks))
         self.queue = queue = EventQueue()
         self.controller = Controller.start(limits, 1)
         if policy is not None:
@@ -241,7 +245,7 @@ class Simulation:
     def _note_done(self, done: PlanDone, end_ns: int) -> None:
         """A plan has ended: note which pages it has filled and, if works are kept, that it worked for its requests."""
         plan = self.plans.get(done.plan_id)
-        if not self.devices.is_one and isinstance(plan, Prefill):
+        if not self.devices.is_one and isinstance(plan, Prefill) and self._is_last(plan):
             self.devices.fill(self._pages_of(plan), self.queue.now_ns)
         if self.works is None or plan is None or isinstance(done.result, Skipped):
             return
@@ -333,7 +337,8 @@ class Simulation:
         return self.devices.bring_prompt(table[:num_filled], actor, pulled_ns, message_ns, recompute if can else None)
 
     def _move(self, plan: Plan, actor: InstanceId) -> int:
-        """Note where a plan's output will lie. Returns when all that it reads is on the actor's device."""
+        """Note where a plan's output will lie. Returns when all that it reads is on the actor's device. Stages of a pipeline
+        keep the keys and values of their layers; decode pulls all as if the last stage had them. Streams between them cost nothing."""
         devices, now_ns = self.devices, self.queue.now_ns
         ready_ns = now_ns
         if isinstance(plan, Encode):
@@ -344,11 +349,16 @@ class Simulation:
                 request = self.controller.state.rows[chunk.row]
                 assert request is not None
                 before = request.kv.tables[chunk.member][: chunk.start // self.rows.page_tokens]
-                ready_ns = max(ready_ns, devices.bring("kv", before, actor, now_ns))
-                for span in chunk.spans:
+                if plan.relay < 0:
+                    ready_ns = max(ready_ns, devices.bring("kv", before, actor, now_ns))
+                for span in chunk.spans if not plan.rank else ():
                     ready_ns = max(ready_ns, devices.bring("embedding", span.source.pages, actor, now_ns))
-            devices.write("kv", self._pages_of(plan), actor)
+            if self._is_last(plan):
+                devices.write("kv", self._pages_of(plan), actor)
         return ready_ns
+
+    def _is_last(self, plan: Prefill) -> bool:
+        return plan.rank == self.controller.state.limits.prefill_ranks - 1
 
     def _pages_of(self, plan: Prefill) -> Iterator[int]:
         """Yield the pages that a plan writes, of rows that are alive."""

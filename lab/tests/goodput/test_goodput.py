@@ -12,6 +12,7 @@ import mmrt
 from mmrt.bench.serve.errors import BenchError
 from mmrt.bench.serve.slo import Slo
 from mmrt.runtime.config.runtime_config import RuntimeConfig
+from mmrt.runtime.errors import ConfigError
 from mmrt.runtime.observe.breakdown import PARTS
 from mmrt.runtime.process.host_room import HostRoom
 from mmrt.schema.policy_report import PolicyReport
@@ -185,6 +186,17 @@ def test_commands_in_the_documents_are_understood(page: str) -> None:
     assert len(commands) >= 3
     for command in commands:
         parse_goodput(shlex.split(command)[3:])
+
+
+def test_a_layout_can_be_a_pipeline() -> None:
+    objective = Objective(Slo(1.0))
+    config = configure("overlap@E+2P+D:pipeline", RuntimeConfig(), objective)
+    assert (config.prefill_ranks, config.actors.layout) == (2, "E+2P+D")
+    assert configure("overlap@E+2P+D", RuntimeConfig(), objective).prefill_ranks == 1
+    with pytest.raises(ConfigError, match="'pipes' behind a layout, expected pipeline"):
+        configure("overlap@E+2P+D:pipes", RuntimeConfig(), objective)
+    with pytest.raises(ConfigError, match="has one prefill, expected 2 or more"):
+        configure("overlap@E+P+D:pipeline", RuntimeConfig(), objective)
 
 
 def test_a_split_gpu_is_two_halves_that_do_not_slow_each_other() -> None:
