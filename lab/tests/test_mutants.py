@@ -229,6 +229,9 @@ MECHANISMS = {  # by their ids
         '(step, "migration"), 0)]',
         "tests/runtime/observe/test_breakdown.py",
     ),
+    "RS1": Mutant(
+        "actors/host/pipeline.py", "return relay * (self.num_ranks - 1) + rank", "return relay", "tests/actors/test_pipeline.py"
+    ),
     "RS2": Mutant(
         f"{RULES}/state/embedding_tracker.py",
         "self._first_unready = min(self._first_unready, index)",
@@ -247,6 +250,12 @@ MECHANISMS = {  # by their ids
         "key=lambda request: not request.is_partial and request.key not in early)",
         "key=lambda request: request.key not in early)",
         "tests/runtime/controller/test_scheduling.py",
+    ),
+    "RS6": Mutant(
+        f"{RULES}/plans/plan_dispatch.py",
+        "if not (rank := inflight.plan.rank):",
+        "if (rank := inflight.plan.rank) or not rank:",
+        "tests/runtime/controller/test_recovery_world.py",
     ),
     "MS2": Mutant(
         f"{SCHEDULING}/routing.py",
