@@ -28,3 +28,14 @@ def test_one_request_fills_a_prefill_plan_from_one_request() -> None:
     assert chunks(plan(Overlap(), *both, limits=LIMITS)) == [(1, 0, 300), (2, 0, 200)]
     step = plan(PolicyFile.read(path).load(), *both, limits=LIMITS)
     assert chunks(step) == [(1, 0, 300)] and keys(step) == [1]
+
+
+def test_intra_keeps_a_pipeline_for_one_request() -> None:
+    [path] = [path for path in POLICIES if path.stem == "intra"]
+    policy = PolicyFile.read(path).load()
+    begun, other = request(1, 600, next=300), request(2, 200)
+    assert chunks(plan(policy, other, begun, limits=LIMITS, prefill_in_flight=1)) == [(1, 300, 600)]
+    done = request(1, 600, next=600)
+    assert not chunks(plan(policy, done, other, limits=LIMITS, prefill_in_flight=1)), "its last chunk is in the pipeline"
+    assert chunks(plan(policy, done, other, limits=LIMITS)) == [(2, 0, 200)]
+    assert chunks(plan(Overlap(), done, other, limits=LIMITS, prefill_in_flight=1)) == [(2, 0, 200)]
