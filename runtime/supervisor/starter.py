@@ -17,6 +17,7 @@ from ..errors import RunError
 from ..process.crash_cause import is_from_outside, oom_kills
 from ..process.server_key import store_key
 from ..stage_table import number_of
+from .bytecode import missing_bytecode
 from .connection_keeper import ConnectionKeeper
 from .launcher import Zygote, ZygoteDiedError, ZygoteError, is_fork, pipe_to_logs
 from .logs import LogPump
@@ -123,6 +124,8 @@ class Starter:
 
     def _start_zygote(self) -> bool:
         """Start a zygote, which begins to import. Returns False if that is impossible."""
+        if why := missing_bytecode("torch"):
+            self._host.on_message("zygote", why)
         read_end, write_end = pipe_to_logs()
         try:
             self._zygote = Zygote.start(self._run, self._stages, {**self._environment, "OMP_NUM_THREADS": "1"}, output_fd=write_end)
