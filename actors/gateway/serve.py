@@ -69,6 +69,7 @@ from .page.routes import Page
 from .text_stack import TextStack, load_text_stack
 from .watching.actor_metrics import ActorMetrics
 from .watching.metrics import Metrics
+from .watching.own_load import OwnLoad, advice_for
 from .watching.siblings import siblings_of
 from .watching.stage_watch import StageWatch
 
@@ -122,6 +123,7 @@ class GatewayServer:
     _keeper: ConnectionKeeper | None = None
     _adopts = False
     _stages: StageWatch
+    _load: OwnLoad
     _deltas: Ring
     _bell: Listener
     _bus: LoopReader
@@ -195,6 +197,7 @@ class GatewayServer:
         """Begin with what the process before has left, once this one has the role."""
         actor = self._actor
         bus = actor.bus  # it connects while the rest is made
+        self._load = OwnLoad(time.monotonic(), time.thread_time(), advice_for(actor.config, has_supervisor=actor.store is None))
         self._shared.take()
         self._keys.look()
         self._kept.open_records(kept_records(actor))
@@ -314,6 +317,7 @@ class GatewayServer:
             self._expire_at_s = now_s + EXPIRE_S
             self._kept.expire()
         self._garbage.tick(now_s, self._completions.num_open)
+        self._load.tick(now_s, time.thread_time())
         if self._actor.status is not None:
             self._actor.status.set_queue_depth(self._completions.num_open)
         await asyncio.sleep(pause_s if self._actor.has_greeted else GREETING_S)
