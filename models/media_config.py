@@ -66,7 +66,8 @@ class VisionRules(msgspec.Struct, frozen=True, kw_only=True):
     fps: float = 2.0
     min_frames: int = 4
     max_frames: int = 768  # 0: the model takes no video
-    resample: Literal["bicubic", "bilinear", "lanczos"] = "bicubic"
+    resample: Literal["bicubic", "bilinear", "lanczos"] = "bicubic"  # of pictures
+    video_resample: Literal["bicubic", "bilinear"] = "bicubic"
     tile: int = 0  # pixels at a side of the squares that pictures are cut into; 0: they are not
     grids: tuple[tuple[int, int], ...] = ()  # heights and widths in pixels of what tiles may make up together
     slice_side: int = 0  # of a square with about as many pixels as each slice that a picture is cut into; 0: it is not

@@ -26,6 +26,7 @@ from ...media.image import JpegDecoder, decode_image
 from ...media.limits import MediaLimits, Reader, TimeBudget
 from ...media.mel import Waveform, spectrogram
 from ...media.preprocess import patch_rows, resize, temporal_rows
+from ...media.rules import Resample
 from ...media.timing import sampled, sampled_fps, times_s
 from ...media.views import Views
 from ...models.architecture import ModelConfig
@@ -89,19 +90,20 @@ class OpenImage:
 
 
 class Target(NamedTuple):
-    """The size of a video's frames in whole patches, and the side of a tile, if that is what they are resized to before."""
+    """The size of a video's frames in whole patches, the side of a tile, if that is what they are resized to before, and the filter."""
 
     height: int
     width: int
     tile: int
+    resample: Resample
 
     @classmethod
     def of(cls, rules: VisionRules, item: ItemShape) -> Self:
-        return cls(item.grid[1] * rules.patch_size, item.grid[2] * rules.patch_size, rules.tile)
+        return cls(item.grid[1] * rules.patch_size, item.grid[2] * rules.patch_size, rules.tile, rules.video_resample)
 
     def planes(self, frame: NDArray[Any]) -> NDArray[Any]:
         """uint8 [3, height, width] of a frame uint8 [*, *, 3]."""
-        planes = resize(frame, self.tile or self.height, self.tile or self.width)
+        planes = resize(frame, self.tile or self.height, self.tile or self.width, self.resample)
         return np.ascontiguousarray(planes[:, : self.height, : self.width])
 
 

@@ -1,7 +1,7 @@
 """In a process of its own: transformers' image and video processors, Qwen2-VL's or those of a checkpoint.
 
 They need torchvision, which has no build for CPU torch. Where it is there all the same, its missing operators are registered; else
-this stands in for the five functions that the processors call (``resize`` as torchvision does it for bicubic uint8 tensors).
+this stands in for the five functions that the processors call (``resize`` as torchvision does it for uint8 tensors).
 ``processor_reference`` calls ``main`` in forks of a process that has imported this.
 """
 
@@ -30,9 +30,9 @@ class InterpolationMode(enum.Enum):
 
 
 def resize(image, size, interpolation, antialias):
-    assert image.dtype == torch.uint8 and interpolation is InterpolationMode.BICUBIC
+    assert image.dtype == torch.uint8 and interpolation in (InterpolationMode.BICUBIC, InterpolationMode.BILINEAR)
     flat = image.reshape(-1, *image.shape[-3:])
-    resized = torch.nn.functional.interpolate(flat, list(size), mode="bicubic", antialias=antialias)
+    resized = torch.nn.functional.interpolate(flat, list(size), mode=interpolation.value, antialias=antialias)
     return resized.reshape(*image.shape[:-2], *size)
 
 

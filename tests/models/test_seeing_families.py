@@ -1,5 +1,6 @@
 """Families that see, beside transformers: what test_oracle does not tell. Processors, checkpoints' files and names, greedy answers."""
 
+import io
 import json
 from collections.abc import Callable
 from importlib import import_module
@@ -9,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from mmrt.media.preprocess import image_rows, video_rows
+from mmrt.actors.video.items import OpenImage, Target
+from mmrt.media.limits import UNLIMITED, MediaLimits
+from mmrt.media.preprocess import image_rows, temporal_rows, video_rows
 from mmrt.models.checkpoint.weights import read_weights
 from mmrt.models.config import load_model_config
 from mmrt.models.errors import CheckpointError
@@ -72,6 +76,42 @@ def test_grids_tokens_and_pixels_are_the_processors(checkpoints: Any, references
     per_channel = rules.row_bytes // 3
     mean, std = (np.repeat(np.float32(values) * np.float32(255), per_channel) for values in (rules.image_mean, rules.image_std))
     np.testing.assert_array_equal((rows.astype(np.float32) - mean) / std, references(family)[name])
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "qwen3_5"])
+def test_the_filter_is_the_checkpoint_s_own(directory: Callable[..., Path], tmp_path_factory: Any, family: str) -> None:
+    """Bilinear of pictures and videos, as its processors resize; both are converted to RGB before (FC11)."""
+    path = directory(family)
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        fields = json.loads((path / name).read_text()) if (path / name).exists() else {}
+        (path / name).write_text(json.dumps(fields | {"resample": 2}))
+    config = load_model_config(path)
+    rules = config.vision_rules
+    assert rules is not None and (rules.resample, rules.video_resample) == ("bilinear", "bilinear")
+    media = {name: MEDIA[name] for name in ("image(97, 203)", "image(311, 97)", "video(4, 120, 160)")}
+    expected = processed(media, tmp_path_factory.mktemp("reference"), path)
+    per_channel = rules.row_bytes // 3
+    mean, std = (np.repeat(np.float32(values) * np.float32(255), per_channel) for values in (rules.image_mean, rules.image_std))
+    for name, pixels in media.items():
+        if name.startswith("image"):
+            file = io.BytesIO()
+            Image.fromarray(pixels).save(file, "png")
+            rows = np.concatenate([*OpenImage(file, config, MediaLimits(), UNLIMITED).rows(0)])
+        else:
+            item = family_of(config).video_item(config, *pixels.shape[:3], 2.0)
+            rows = np.concatenate([*temporal_rows(map(Target.of(rules, item).planes, pixels), rules)])
+        np.testing.assert_array_equal((rows.astype(np.float32) - mean) / std, expected[name])
+
+
+@pytest.mark.parametrize("file", ["preprocessor_config.json", "video_preprocessor_config.json"])
+def test_other_filters_are_refused(directory: Callable[..., Path], file: str) -> None:
+    """transformers takes bicubic for Lanczos of tensors, and warns; the others are not smooth."""
+    path = directory("qwen3_vl")
+    fields = json.loads((path / file).read_text()) if (path / file).exists() else {}
+    for number in (0, 1, 4):
+        (path / file).write_text(json.dumps(fields | {"resample": number}))
+        with pytest.raises(CheckpointError, match=rf"resample is {number}, expected 2 \(bilinear\) or 3 \(bicubic\)"):
+            load_model_config(path)
 
 
 @pytest.fixture

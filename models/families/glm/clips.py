@@ -59,6 +59,7 @@ def _parse_rules(files: CheckpointFiles, vision: VisionConfig, fps: float, max_f
         max_pixels=rules.max_pixels // FRAMES,
         video_min_pixels=size.integer("shortest_edge", default=_BASE.video_min_pixels),
         video_max_pixels=size.integer("longest_edge", default=_BASE.video_max_pixels),
+        video_resample=fields.resample_of(video),
         fps=fps,
         max_frames=max_frames,
     )

@@ -1,7 +1,7 @@
 """Checkpoint reading shared by Qwen's families that see and hear: the fields of decoder, towers and processors."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,7 +12,8 @@ from ..fields import max_positions, parse_attention, parse_decoder
 from ..text.ropes import expect_whole_heads, parse_turns, rope_fields
 
 _STEPS = ("do_resize", "do_rescale", "do_normalize")  # of processors of pixels
-_BICUBIC = 3  # as Pillow numbers filters
+_FILTERS: dict[float, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
+_BICUBIC = 3
 
 
 def parse_language(text: JsonObject, tie: bool) -> LanguageConfig:
@@ -127,6 +128,7 @@ def parse_vision_rules(
         rules,
         video_min_pixels=_edge(sized, video_size, "min_pixels", "shortest_edge", base.video_min_pixels),
         video_max_pixels=_edge(sized, video_size, "max_pixels", "longest_edge", base.video_max_pixels),
+        video_resample=resample_of(video),
         video_total_pixels=_total_pixels(video, vision),
         **sampling(video),
     )
@@ -164,9 +166,19 @@ def image_rules(image: JsonObject, vision: VisionConfig, base: VisionRules) -> V
         max_pixels=_edge(image, size, "max_pixels", "longest_edge", base.max_pixels),
         image_mean=image.colour("image_mean", default=base.image_mean),
         image_std=image.colour("image_std", default=base.image_std),
+        resample=resample_of(image),
     )
     check_steps(image, vision)
     return rules
+
+
+def resample_of(processor: JsonObject) -> Literal["bilinear", "bicubic"]:
+    """The filter by which an image or video processor resizes (FC11). Raises CheckpointError for one that torchvision has not got for
+    tensors, or that makes nothing smooth."""
+    if (found := processor.number("resample", default=_BICUBIC, least=0)) not in _FILTERS:
+        known = " or ".join(f"{number} ({name})" for number, name in _FILTERS.items())
+        raise processor.error("resample", f"is {found:g}, expected {known}")
+    return _FILTERS[found]
 
 
 def check_steps(processor: JsonObject, vision: VisionConfig) -> None:
@@ -175,16 +187,15 @@ def check_steps(processor: JsonObject, vision: VisionConfig) -> None:
     for name in _STEPS:
         if not processor.boolean(name, default=True):
             raise processor.error(name, "is false, which is not supported")
-    for name, number in (("resample", _BICUBIC), ("rescale_factor", 1 / 255)):
-        if not math.isclose(found := processor.number(name, default=number, least=0), number, rel_tol=1e-6):
-            raise processor.error(name, f"is {found:g}, expected {number:g}")
+    if not math.isclose(found := processor.number("rescale_factor", default=1 / 255, least=0), 1 / 255, rel_tol=1e-6):
+        raise processor.error("rescale_factor", f"is {found:g}, expected {1 / 255:g}")
     for name, size in (
         ("patch_size", vision.patch_size),
         ("merge_size", vision.merge_size),
         ("temporal_patch_size", vision.temporal_patch_size),
     ):
-        if (found := processor.integer(name, default=size)) != size:
-            raise processor.error(name, f"is {found}, but the vision tower has {size}")
+        if (side := processor.integer(name, default=size)) != size:
+            raise processor.error(name, f"is {side}, but the vision tower has {size}")
 
 
 def sampling(video: JsonObject) -> dict[str, Any]:

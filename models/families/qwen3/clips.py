@@ -38,6 +38,7 @@ def parse_rules(files: CheckpointFiles, vision: VisionConfig) -> VisionRules:
         video_min_pixels=size.integer("shortest_edge", default=_BASE.video_min_pixels),
         video_max_pixels=size.integer("longest_edge", default=_BASE.video_max_pixels),
         video_frame_pixels=video.integer("max_video_tokens", default=_FRAME_TOKENS) * per_token if is_capped else 0,
+        video_resample=fields.resample_of(video),
         **fields.sampling(video),
     )
 
