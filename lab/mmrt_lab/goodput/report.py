@@ -8,7 +8,7 @@ import msgspec
 from mmrt.bench.environment import Environment
 from mmrt.bench.serve.record import Record
 from mmrt.bench.serve.report import Distribution, count_failures, distribution, duration_of
-from mmrt.bench.serve.stall import StallRun, times_with_fresh
+from mmrt.bench.serve.stall import StallRun, times_alone, times_with_fresh
 from mmrt.runtime.observe.breakdown import PARTS, Breakdown
 
 from .objective import Objective
@@ -37,6 +37,11 @@ class Measured(msgspec.Struct, frozen=True):
         if self.stall is not None:
             return times_with_fresh(self.stall)
         return [tbt_s for record in self.good for tbt_s in record.tbts_s]
+
+    @property
+    def tbts_alone_s(self) -> list[float]:
+        """In ``stall`` the times between tokens of the streams before media come."""
+        return [] if self.stall is None else times_alone(self.stall)
 
 
 class PartSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +72,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """A load at one rate, all rounds together. ``rate``: None for one without. ``by_scale``: (scale, attainment) with TTFT and TBT of
-    the objective times the scale. ``tbt``: in ``stall``, of the streams while media come."""
+    the objective times the scale. ``tbt``: in ``stall``, of the streams while media come; ``tbt_alone``: before."""
 
     rate: float | None
     num_requests: int
@@ -86,6 +91,14 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     failures: dict[str, int]
     rounds: list[Round]
     num_kills: int = 0
+    tbt_alone: Distribution | None = None
+
+    @property
+    def degradation(self) -> float | None:
+        """The factor by which media lengthen the mean time between tokens of streams (US10)."""
+        if self.tbt is None or self.tbt_alone is None or not self.tbt_alone.mean:
+            return None
+        return self.tbt.mean / self.tbt_alone.mean
 
 
 class SystemReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,6 +177,7 @@ def summarise(rate: float | None, rounds: Sequence[Measured], objective: Objecti
         failures=count_failures(records),
         rounds=[_round(measured, objective) for measured in rounds],
         num_kills=sum(measured.num_kills for measured in rounds),
+        tbt_alone=distribution(tbt_s for measured in rounds for tbt_s in measured.tbts_alone_s),
     )
 
 

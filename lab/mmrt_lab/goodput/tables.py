@@ -11,6 +11,7 @@ from .report import SCALES, GoodputReport, Point, SystemReport
 Row = list[str]
 
 _OF_RATES = ("req/s", "goodput", "fails at", "area")  # columns that a load without a rate does not have
+_OF_STALL = ("alone", "factor")
 
 
 class Table(NamedTuple):
@@ -24,7 +25,8 @@ class Table(NamedTuple):
 def tables(report: GoodputReport) -> Iterator[Table]:
     """Goodput, each load, attainment over the objective's scale, and latency in parts."""
     for table in _tables(report):
-        yield _without(table, [*([] if report.has_rate else _OF_RATES), *([] if report.has_kills else ["kills"])])
+        left_out = [*([] if report.has_rate else _OF_RATES), *([] if report.has_kills else ["kills"])]
+        yield _without(table, [*left_out, *([] if report.load == "stall" else _OF_STALL)])
 
 
 def _without(table: Table, left_out: Collection[str]) -> Table:
@@ -37,8 +39,8 @@ def _tables(report: GoodputReport) -> Iterator[Table]:
     loads = [(system, point) for system in report.systems for point in system.points]
     columns = ["system", "req/s", "attained", "attained/s", "tok in/s", "tok out/s", "failed", "kills"]
     yield Table("each load", columns, [_load(system, point) for system, point in loads])
-    columns = ["system", "req/s", "TTFT mean", "P50", "P90", "TBT mean", "P50", "P99", "E2E mean"]
-    what = "; TBT: of the streams while media come" if report.load == "stall" else ""
+    columns = ["system", "req/s", "TTFT mean", "P50", "P90", "TBT mean", "P50", "P99", *_OF_STALL, "E2E mean"]
+    what = "; TBT: of the streams while media come; alone: its mean before" if report.load == "stall" else ""
     yield Table(f"latency, ms{what}", columns, [_latency(system, point) for system, point in loads])
     if any(len(point.rounds) > 1 for _, point in loads):
         columns = ["system", "req/s", "attained", "TTFT P90, ms", "TBT P99, ms"]
@@ -111,6 +113,8 @@ def _latency(system: SystemReport, point: Point) -> Row:
     times = [
         *(("", "", "") if ttft is None else map(_ms, (ttft.mean, ttft.p50, ttft.p90))),
         *(("", "", "") if tbt is None else map(_ms, (tbt.mean, tbt.p50, tbt.p99))),
+        "" if point.tbt_alone is None else _ms(point.tbt_alone.mean),
+        "" if point.degradation is None else f"{point.degradation:.2f}",
         "" if e2e is None else _ms(e2e.mean),
     ]
     return [system.name, _rate(point), *times]

@@ -79,9 +79,12 @@ def test_stall_is_judged_by_its_streams_while_media_come(tmp_path: Path) -> None
     assert main_sim(["--policy", "unified", *load, "--json", str(tmp_path / "sim.json")]) == 0
     alone = json.loads((tmp_path / "sim.json").read_text())
     assert point["tbt"] == alone["stall"]["with_fresh"] and alone["stall"]["alone"]["count"] > 100
+    assert point["tbt_alone"] == alone["stall"]["alone"]
+    factor = point["tbt"]["mean"] / point["tbt_alone"]["mean"]
     assert point["output_tokens_per_s"] == pytest.approx(alone["groups"][0]["output_tokens_per_s"])
     page = (tmp_path / "out" / "index.html").read_text()
     assert "of the streams while media come" in page and "requests/s" not in page and "req/s" not in page
+    assert ">factor<" in page and f">{factor:.2f}<" in page
     assert "concurrency" not in report["settings"]
 
 
