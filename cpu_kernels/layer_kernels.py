@@ -63,6 +63,20 @@ def add_norm(x_NH: Tensor, residual_NH: Tensor, weight_H: Tensor, epsilon: Tenso
     return out
 
 
+def norm(x_NH: Tensor, weight_H: Tensor, epsilon: Tensor, out: Tensor | None = None) -> Tensor:
+    """The norm of x, [N, H], as that of ``add_norm``. ``out``: where it is written; it may be x.
+
+    Raises: ValueError for other dtypes and shapes than those of ``add_norm``.
+    """
+    out = torch.empty_like(x_NH) if out is None else out
+    is_same = weight_H.dtype == out.dtype == x_NH.dtype and out.shape == x_NH.shape and weight_H.shape == x_NH.shape[1:]
+    if not is_same or epsilon.dtype != torch.float32:
+        described = ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in (x_NH, weight_H, epsilon, out))
+        raise ValueError(f"norm of {described}")
+    _run("norm", x_NH.dtype, x_NH.shape, (x_NH, weight_H, out, epsilon))
+    return out
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) x up, [N, I], of rows [N, 2 I]. A gate below -87 counts as -87, so its silu is 0 to 36 digits, of -inf too."""
     out = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2, dtype=gate_up.dtype)
@@ -125,16 +139,30 @@ class _Rows(ABC):
         builder.store(bits, address(builder, base, place, self._stored), align=1)
 
 
-class _AddNorm(_Rows):
+class _Norm(_Rows):
     def emit_row(self, builder: ir.IRBuilder, words: ir.Value, row: ir.Value, length: ir.Value) -> None:
-        x, residual, weight, out, epsilon = (load_word(builder, words, index, POINTER) for index in range(3, 8))
-        first = builder.mul(row, length)
+        x, weight, out, epsilon = (load_word(builder, words, index, POINTER) for index in range(3, 7))
+        self.emit_norm(builder, builder.mul(row, length), length, None, x, weight, out, epsilon)
+
+    def emit_norm(
+        self,
+        builder: ir.IRBuilder,
+        first: ir.Value,
+        length: ir.Value,
+        added: ir.Value | None,
+        x: ir.Value,
+        weight: ir.Value,
+        out: ir.Value,
+        epsilon: ir.Value,
+    ) -> None:
+        """The norm of the row of x that begins at ``first``, to which that of another tensor is ``added`` before."""
         [[squares]] = new_sums(builder, 1, 1, self._floats)
         clear(builder, [[squares]], self._floats)
         with loop(builder, constant(0), length, self._width) as column:
             place = builder.add(first, column)
-            self.store(builder, builder.fadd(self.load(builder, residual, place), self.load(builder, x, place)), residual, place)
-            value = self.load(builder, residual, place)  # as it is rounded
+            if added is not None:
+                self.store(builder, builder.fadd(self.load(builder, x, place), self.load(builder, added, place)), x, place)
+            value = self.load(builder, x, place)  # as it is rounded
             add_product(builder, squares, value, value)
         total = reduce(builder, builder.load(squares, typ=self._floats), builder.fadd)
         mean = builder.fadd(builder.fdiv(total, builder.uitofp(length, FLOAT)), builder.load(epsilon, align=4, typ=FLOAT))
@@ -142,8 +170,14 @@ class _AddNorm(_Rows):
         scale = spread(builder, builder.fdiv(ir.Constant(FLOAT, 1.0), size), self._width)
         with loop(builder, constant(0), length, self._width) as column:
             place = builder.add(first, column)
-            scaled = builder.fmul(self.load(builder, residual, place), scale)
+            scaled = builder.fmul(self.load(builder, x, place), scale)
             self.store(builder, builder.fmul(scaled, self.load(builder, weight, column)), out, place)
+
+
+class _AddNorm(_Norm):
+    def emit_row(self, builder: ir.IRBuilder, words: ir.Value, row: ir.Value, length: ir.Value) -> None:
+        added, residual, weight, out, epsilon = (load_word(builder, words, index, POINTER) for index in range(3, 8))
+        self.emit_norm(builder, builder.mul(row, length), length, added, residual, weight, out, epsilon)
 
 
 class _SiluMul(_Rows):
@@ -174,4 +208,4 @@ class _Rotate(_Rows):
                 self.store(builder, multiply_add(builder, high, cosine, builder.fmul(low, sine)), heads, places[1])
 
 
-_KINDS: dict[str, type[_Rows]] = {"add_norm": _AddNorm, "silu_mul": _SiluMul, "rotate": _Rotate}
+_KINDS: dict[str, type[_Rows]] = {"add_norm": _AddNorm, "norm": _Norm, "silu_mul": _SiluMul, "rotate": _Rotate}

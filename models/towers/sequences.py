@@ -28,14 +28,15 @@ class Sequences(NamedTuple):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float = 0.0) -> Tensor:
-    """softmax(scale q k') v within each sequence, [T, heads, D] each and the result: a call for each run. ``scale`` 0: 1 / sqrt(D)."""
+    """softmax(scale q k') v within each sequence, [T, heads, D] each and the result, of one dtype: a call for each run. ``scale`` 0:
+    1 / sqrt(D)."""
     outputs: list[Tensor] = []
     has_kernel, begin = flash_attention.has_kernel(q), 0
     for count, length in sequences.runs:
         rows = slice(begin, begin := begin + count * length)
         queries, keys, values = (tensor[rows].view(count, length, *tensor.shape[1:]) for tensor in (q, k, v))
         if has_kernel:
-            found = flash_attention.attend(queries, keys, values, scale=scale).output
+            found = flash_attention.attend(queries, keys, values, scale=scale).output.to(q.dtype)
         else:
             turned = queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
             found = F.scaled_dot_product_attention(*turned, scale=scale or None).transpose(1, 2)

@@ -36,6 +36,8 @@ def test_add_norm(dtype: torch.dtype, num_rows: int, vectors: int, size: float, 
     assert torch.equal(residual, summed)
     exact = summed.double()
     assert_near(found, exact / (exact.square().mean(1, keepdim=True) + 1e-6).sqrt() * weight.double())
+    assert torch.equal(layer_kernels.norm(summed, weight, EPSILON), found)
+    assert layer_kernels.norm(summed, weight, EPSILON, out=summed) is summed and torch.equal(summed, found)
 
 
 @settings(max_examples=examples(30), deadline=None)
@@ -115,6 +117,9 @@ def test_what_is_not_as_a_kernel_reads_it_is_refused() -> None:
         layer_kernels.add_norm(torch.ones(1, 64), x, torch.ones(64), EPSILON)
     with pytest.raises(ValueError, match="add_norm"):
         layer_kernels.add_norm(x, x.clone(), torch.ones(32), EPSILON)
+    for weight, out in ((torch.ones(32), x), (torch.ones(64).bfloat16(), x), (torch.ones(64), x[:1])):
+        with pytest.raises(ValueError, match="norm of"):
+            layer_kernels.norm(x, weight, EPSILON, out)
     with pytest.raises(ValueError, match="no whole vectors"):
         layer_kernels.silu_mul(torch.ones(4, 40))
     with pytest.raises(ValueError, match="rotate 3 of heads"):

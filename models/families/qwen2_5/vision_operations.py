@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ....cpu_kernels import layer_kernels
 from ...lm.layer_ops import rms_norm
 from ...lm.rope import rotate
 from ...towers.sequences import Sequences, attend
@@ -89,6 +90,39 @@ class TorchVisionOperations:
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         return F.silu(gate, inplace=True).mul_(up)
+
+
+class CpuVisionOperations(TorchVisionOperations):
+    """``VisionOperations`` by a decoder's kernels for a CPU where these take the tensors, else in torch."""
+
+    @staticmethod
+    def takes(dtype: torch.dtype, hidden_size: int, head_dim: int) -> bool:
+        """Return whether there are kernels for such a tower."""
+        return head_dim % 2 == 0 and layer_kernels.has_kernels(dtype, hidden_size, head_dim // 2)
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        if norm.bias is None and x.is_contiguous():
+            return layer_kernels.norm(x, norm.weight, self._epsilon)
+        return super().norm(x, norm)
+
+    def norm_heads(self, heads: Tensor, weight: Tensor) -> None:
+        rows = heads.flatten(0, 1)  # a copy of a part of a product
+        layer_kernels.norm(rows, weight, self._epsilon, out=rows)
+        if not heads.is_contiguous():
+            heads.copy_(rows.view(heads.shape))
+
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
+        if norm.bias is None and x.is_contiguous() and residual.is_contiguous():
+            return layer_kernels.add_norm(x, residual, norm.weight, self._epsilon)
+        return super().add_norm(x, residual, norm)
+
+    def rotate(self, q: Tensor, k: Tensor) -> None:
+        cosines, sines, _ = self._rotation
+        for heads in (q, k):
+            turned = heads.contiguous()
+            layer_kernels.rotate(turned, heads.shape[1], cosines, sines)
+            if turned is not heads:
+                heads.copy_(turned)
 
 
 def layer_norm(x: Tensor, norm: Norm, epsilon: float) -> Tensor:

@@ -21,7 +21,7 @@ from ...towers.interface import TowerInput
 from ...towers.linear import Linear
 from ...towers.sequences import Sequences
 from .vision_geometry import Geometry, geometry
-from .vision_operations import Norm, TorchVisionOperations, VisionOperations, layer_norm
+from .vision_operations import CpuVisionOperations, Norm, TorchVisionOperations, VisionOperations, layer_norm
 
 _ROPE_THETA = 10_000.0
 _QUICK = 1.702
@@ -93,7 +93,7 @@ class VisionTower:
 
 
 def operations_for(config: VisionConfig, dtype: torch.dtype, device: torch.device) -> VisionOperations:
-    """Triton's kernels on a CUDA device for heads of a size that they have, torch's operations otherwise."""
+    """Triton's kernels on a CUDA device for heads of a size that they have; a decoder's on a CPU; torch's operations otherwise."""
     head_dim = config.hidden_size // config.num_heads
     if device.type == "cuda":
         from .triton_vision import HEAD_DIMS, TritonVisionOperations  # Triton is imported only here: never on the CPU
@@ -102,6 +102,8 @@ def operations_for(config: VisionConfig, dtype: torch.dtype, device: torch.devic
             return TritonVisionOperations(config.norm_eps)
     else:
         prepare(head_dim, dtype)
+        if CpuVisionOperations.takes(dtype, config.hidden_size, head_dim):
+            return CpuVisionOperations(config.norm_eps, device)
     return TorchVisionOperations(config.norm_eps, device)
 
 
