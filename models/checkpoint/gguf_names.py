@@ -105,13 +105,10 @@ _OF_SOUND_BLOCKS = {
 }
 POSITIONS = "a.position_embd.weight"  # sines and cosines, which a tower makes itself
 _OF_DEEPSTACK = {"norm": "ln_q", "fc1": "mlp.0", "fc2": "mlp.2"}
-_SIGLIP = "vision_tower.vision_model."
 _OF_SIGLIP = {
-    **{f"v.patch_embd.{end}": f"{_SIGLIP}embeddings.patch_embedding.{end}" for end in ("weight", "bias")},
-    **{f"v.post_ln.{end}": f"{_SIGLIP}post_layernorm.{end}" for end in ("weight", "bias")},
-    "v.position_embd.weight": f"{_SIGLIP}embeddings.position_embedding.weight",
-    "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
-    "mm.soft_emb_norm.weight": "multi_modal_projector.mm_soft_emb_norm.weight",
+    **{f"v.patch_embd.{end}": f"embeddings.patch_embedding.{end}" for end in ("weight", "bias")},
+    **{f"v.post_ln.{end}": f"post_layernorm.{end}" for end in ("weight", "bias")},
+    "v.position_embd.weight": "embeddings.position_embedding.weight",
 }
 _OF_SIGLIP_BLOCKS = {
     "ln1": "layer_norm1",
@@ -128,13 +125,32 @@ _SOUND_BLOCK = re.compile(r"a\.blk\.(\d+)\.(\w+)\.(weight|bias)")
 _DEEPSTACK = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(weight|bias)")
 
 
+class _Siglip(NamedTuple):
+    """Names of a tower that is SigLIP's: their beginning, and those of what follows the tower."""
+
+    prefix: str
+    merger: Mapping[str, str]
+
+
+_SIGLIPS = {  # by ``clip.projector_type``
+    "gemma3": _Siglip(
+        "vision_tower.vision_model.",
+        {
+            "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
+            "mm.soft_emb_norm.weight": "multi_modal_projector.mm_soft_emb_norm.weight",
+        },
+    ),
+    "idefics3": _Siglip("model.vision_model.", {"mm.model.fc.weight": "model.connector.modality_projection.proj.weight"}),
+}
+
+
 class Naming(NamedTuple):
     """The facts that a file's names of tensors depend on. ``layers``: parts of a decoder's layers. ``deepstack``: see
-    ``deepstack_blocks``. ``has_siglip``: its tower has SigLIP's names, not Qwen's."""
+    ``deepstack_blocks``. ``siglip``: of a tower with SigLIP's names; without it they are Qwen's."""
 
     layers: Mapping[str, str] = _OF_LAYERS
     deepstack: tuple[int, ...] = ()
-    has_siglip: bool = False
+    siglip: _Siglip | None = None
 
 
 def naming_of(metadata: Iterable[Mapping[str, Any]], names: Iterable[str]) -> Naming:
@@ -142,8 +158,9 @@ def naming_of(metadata: Iterable[Mapping[str, Any]], names: Iterable[str]) -> Na
     files = list(metadata)
     said = [its["general.architecture"] for its in files if "general.architecture" in its]
     own = next((_OF_ARCHITECTURES[one] for one in said if isinstance(one, str) and one in _OF_ARCHITECTURES), {})
-    has_siglip = any("gemma3" in (its.get("clip.projector_type"), its.get("clip.vision.projector_type")) for its in files)
-    return Naming({**_OF_LAYERS, **own}, deepstack_blocks(names), has_siglip)
+    kinds = [its.get(f"clip.{part}projector_type") for its in files for part in ("", "vision.")]
+    siglip = next((_SIGLIPS[kind] for kind in kinds if isinstance(kind, str) and kind in _SIGLIPS), None)
+    return Naming({**_OF_LAYERS, **own}, deepstack_blocks(names), siglip)
 
 
 def checkpoint_name(name: str, naming: Naming) -> str:
@@ -155,10 +172,13 @@ def checkpoint_name(name: str, naming: Naming) -> str:
     if found is not None and found[2] in _ALONE:
         return f"model.layers.{int(found[1])}.{_ALONE[found[2]]}"
     found = _BLOCK.fullmatch(name)
-    if naming.has_siglip and found is not None and found[2] in _OF_SIGLIP_BLOCKS:
-        return f"{_SIGLIP}encoder.layers.{int(found[1])}.{_OF_SIGLIP_BLOCKS[found[2]]}.{found[3]}"
-    if naming.has_siglip and name in _OF_SIGLIP:
-        return _OF_SIGLIP[name]
+    if (siglip := naming.siglip) is not None:
+        if found is not None and found[2] in _OF_SIGLIP_BLOCKS:
+            return f"{siglip.prefix}encoder.layers.{int(found[1])}.{_OF_SIGLIP_BLOCKS[found[2]]}.{found[3]}"
+        if name in _OF_SIGLIP:
+            return f"{siglip.prefix}{_OF_SIGLIP[name]}"
+        if name in siglip.merger:
+            return siglip.merger[name]
     if found is not None and found[2] in _OF_BLOCKS:
         return f"visual.blocks.{int(found[1])}.{_OF_BLOCKS[found[2]]}.{found[3]}"
     found = _SOUND_BLOCK.fullmatch(name)

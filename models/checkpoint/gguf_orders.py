@@ -11,6 +11,7 @@ from ...schema.quantization import GgufQuantization
 from ..architecture import LanguageConfig
 
 _VALUES = ("in_proj_z", "in_proj_a", "in_proj_b", "A_log", "dt_bias")  # of a DeltaNet: a row, or several, for each value head
+_TOWER = "vision."  # in front of its names: no converter reorders its queries and keys
 _MIXED = ("in_proj_qkv", "conv1d")  # queries and keys, then values
 
 
@@ -46,7 +47,7 @@ class Orders(NamedTuple):
 def orders_of(name: str, how: GgufQuantization, language: LanguageConfig) -> Orders:
     """Of the tensor that a source names."""
     parts = {*name.split(".")[-2:]}
-    if how.permuted:
+    if how.permuted and not name.startswith(_TOWER):
         heads = {"q_proj": language.heads.num_heads, "k_proj": language.heads.num_kv_heads}
         return Orders(next((Turned(heads[part]) for part in parts & heads.keys()), None))
     delta = language.delta

@@ -39,7 +39,7 @@ class Architecture(NamedTuple):
 
 OMNI = "qwen2_5_omni_thinker"  # which hears as well
 ARCHITECTURES = {
-    "llama": Architecture("llama", permuted=True),
+    "llama": Architecture("llama", permuted=True, towers={"idefics3": "smolvlm"}),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
     "qwen3moe": Architecture("qwen3_moe", has_experts=True),

@@ -1,5 +1,7 @@
-"""The tower of Gemma 3 in GGUF (mmproj), which is SigLIP's: its fields of config.json and of the processor's file. Pure."""
+"""Towers in GGUF (mmproj) that are SigLIP's, of Gemma 3, SmolVLM2 and Idefics3: their fields of config.json and of the processor's
+file. Pure."""
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -13,7 +15,10 @@ _NAMES = {"boi_token_index": "<start_of_image>", "image_token_index": _PICTURE, 
 _UNUSED = re.compile(r"<unused\d+>|\[PAD\d+\]")
 _CONTROL = 3
 _MERGE = 4  # patches of a token at a side
-_BILINEAR = 2
+_BILINEAR, _LANCZOS = 2, 1
+_PLACEHOLDER = "<image>"  # of a picture's rows in SmolVLM2 and Idefics3
+_SMOLVLM_EDGE = 4  # tiles at the longer side, where a file does not say
+_UNTOLD, _EPSILON = 1e-5, 1e-6  # what converters write where a checkpoint does not say, and what transformers takes
 
 
 def with_picture_tokens(contents: Contents) -> Contents:
@@ -39,19 +44,9 @@ def gemma3_fields(contents: Contents, tower: Contents, config: Fields) -> dict[s
     """As ``towers.tower_fields``. Raises: CheckpointError."""
     facts, tokens = facts_of(tower), with_picture_tokens(contents).metadata["tokenizer.ggml.tokens"]
     check_width(contents, tower, shape_of(tower, "mm.input_projection.weight")[1])
-    up = "v.blk.0.ffn_down.weight" if has_swapped_names(tower.shapes) else "v.blk.0.ffn_up.weight"
-    side, patch = facts.integer("image_size"), facts.integer("patch_size")
+    vision = _vision_fields(tower)
+    side, patch = vision["image_size"], vision["patch_size"]
     merge = facts.integer("projector.scale_factor", default=_MERGE)
-    vision = {
-        "hidden_act": "gelu_pytorch_tanh",
-        "hidden_size": facts.integer("embedding_length"),
-        "intermediate_size": shape_of(tower, up)[0],
-        "num_hidden_layers": facts.integer("block_count", most=1000),
-        "num_attention_heads": facts.integer("attention.head_count"),
-        "layer_norm_eps": facts.number("attention.layer_norm_epsilon"),
-        "patch_size": patch,
-        "image_size": side,
-    }
     own = {
         "model_type": "gemma3",
         "text_config": config,
@@ -67,3 +62,47 @@ def gemma3_fields(contents: Contents, tower: Contents, config: Fields) -> dict[s
         "resample": _BILINEAR,
     }
     return {"config.json": own, "preprocessor_config.json": image}
+
+
+def smolvlm_fields(contents: Contents, tower: Contents, config: Fields) -> dict[str, Fields]:
+    """As ``towers.tower_fields``. Raises: CheckpointError."""
+    facts, tokens = facts_of(tower), contents.metadata.get("tokenizer.ggml.tokens") or []
+    check_width(contents, tower, shape_of(tower, "mm.model.fc.weight")[0])
+    if _PLACEHOLDER not in tokens:
+        raise CheckpointError(f"{contents.where}: tokenizer.ggml.tokens has no {_PLACEHOLDER!r}, which stands at pictures")
+    vision = _vision_fields(tower)
+    if math.isclose(vision["layer_norm_eps"], _UNTOLD, rel_tol=1e-3):
+        vision["layer_norm_eps"] = _EPSILON
+    side = vision["image_size"]
+    own = {
+        "model_type": "smolvlm",
+        "text_config": config,
+        "vision_config": vision,
+        "scale_factor": facts.integer("projector.scale_factor", default=2),
+        "image_token_id": tokens.index(_PLACEHOLDER),
+        **{name: config[name] for name in ("dtype", "tie_word_embeddings", "quantization_config")},
+    }
+    image = {
+        "image_mean": facts.colour("image_mean"),
+        "image_std": facts.colour("image_std"),
+        "size": {"longest_edge": facts.integer("preproc_image_size", default=_SMOLVLM_EDGE * side)},
+        "max_image_size": {"longest_edge": side},
+        "resample": _LANCZOS,
+    }
+    return {"config.json": own, "preprocessor_config.json": image}
+
+
+def _vision_fields(tower: Contents) -> Fields:
+    """vision_config. The width of feed-forwards is that of the tensors: older files tell another. Raises: CheckpointError."""
+    facts = facts_of(tower)
+    up = "v.blk.0.ffn_down.weight" if has_swapped_names(tower.shapes) else "v.blk.0.ffn_up.weight"
+    return {
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": facts.integer("embedding_length"),
+        "intermediate_size": shape_of(tower, up)[0],
+        "num_hidden_layers": facts.integer("block_count", most=1000),
+        "num_attention_heads": facts.integer("attention.head_count"),
+        "layer_norm_eps": facts.number("attention.layer_norm_epsilon"),
+        "patch_size": facts.integer("patch_size"),
+        "image_size": facts.integer("image_size"),
+    }

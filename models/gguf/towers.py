@@ -15,11 +15,12 @@ from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
 from .contents import Contents, Fields
 from .fields import OMNI, TOWER, architecture_of
-from .siglip import gemma3_fields, with_picture_tokens
+from .siglip import gemma3_fields, smolvlm_fields, with_picture_tokens
 from .tower_facts import check_width, facts_of, shape_of
 
 _VISION = "clip.vision."
 _GEMMA = "gemma3"
+_OF_SIGLIP = {_GEMMA: gemma3_fields, "smolvlm": smolvlm_fields}
 _EPSILON = 1e-6  # of the towers' norms
 _MERGED = "mm.2.weight"  # the last matrix: its rows are the decoder's width
 _AUDIO = "clip.audio."
@@ -65,8 +66,8 @@ def tower_fields(contents: Contents, tower: Contents, config: Fields) -> dict[st
     """The files of a checkpoint that a tower adds or changes, by their names. ``config``: config.json of the decoder alone. Raises:
     CheckpointError naming the file, the key and the value, also for a tower of another model."""
     family, name = _family(contents, tower), contents.metadata["general.architecture"]
-    if family == _GEMMA:
-        return gemma3_fields(contents, tower, config)
+    if (own := _OF_SIGLIP.get(family)) is not None:
+        return own(contents, tower, config)
     facts, text = facts_of(tower), JsonObject(contents.metadata, contents.where)
     published = _PUBLISHED["qwen2" if name == "qwen2vl" else "qwen3"]
     tokens: Sequence[str] = contents.metadata.get("tokenizer.ggml.tokens") or []
@@ -81,16 +82,16 @@ def tower_fields(contents: Contents, tower: Contents, config: Fields) -> dict[st
         "max_pixels": facts.integer("image_max_pixels", default=published.max_pixels),
     }
     text_config = {**config, "rope_parameters": {**config["rope_parameters"], "mrope_section": list(sections)}}
-    own: Fields = {
+    said: Fields = {
         "model_type": family,
         "vision_config": _vision_fields(contents, tower, facts, family),
         **{field: tokens.index(token) for field, token in ids.items()},
     }
     if family == OMNI:
-        own["audio_config"] = sound = _sound_fields(tower, config["hidden_size"])
+        said["audio_config"] = sound = _sound_fields(tower, config["hidden_size"])
         image |= {**_EXTRACTOR, "feature_size": sound["num_mel_bins"]}
     return {
-        "config.json": {**text_config, **own, **({"text_config": text_config} if family == OMNI else {})},
+        "config.json": {**text_config, **said, **({"text_config": text_config} if family == OMNI else {})},
         "preprocessor_config.json": image,
         **({"video_preprocessor_config.json": {**colours, "size": published.video}} if published.video else {}),
     }

@@ -16,9 +16,10 @@ from mmrt.tests.models import gguf_decoders
 ARCHITECTURES = {
     **{"qwen3_moe": "qwen3moe", "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl"},
     **{"qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"},
-    **{"gemma3_text": "gemma3"},
+    **{"gemma3_text": "gemma3", "smolvlm": "llama"},
     **{"qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen2_5_omni_thinker": "qwen2vl"},
 }
+TOWERS = ("visual.", "audio_tower.", "vision_tower.", "multi_modal_projector.", "model.vision_model.", "model.connector.")
 OTHERS = ("gemma3", "glm4", "phi3", "smollm3")
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -208,8 +209,9 @@ def decoder_of(checkpoint: Path) -> Tensors:
     """The values of its decoder, by the names of a text model, in which each expert has matrices of its own."""
     found: Tensors = {}
     for name, value in load_file(checkpoint / "model.safetensors").items():
-        name = name.replace("model.language_model.", "model.").replace("language_model.model.", "model.")
-        if any(part in name for part in ("visual.", "audio_tower.", "vision_tower.", "multi_modal_projector.")):
+        for text in ("model.language_model.", "language_model.model.", "model.text_model."):
+            name = name.replace(text, "model.")
+        if any(part in name for part in TOWERS):
             continue
         if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):
             before, _, part = name.rpartition(".")

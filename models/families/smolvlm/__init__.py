@@ -40,6 +40,7 @@ _PARTS = {
     "model.text_model.": "language.",
     "model.vision_model.": "vision.",
     "model.connector.modality_projection.proj.": "vision.merger.linear_1.",
+    "model.": "language.",  # as files in GGUF have the decoder
 }
 
 
