@@ -13,10 +13,12 @@ from .delays import DrawnDelays
 from .events import NS, EventQueue, to_ns
 from .requests import Asked
 
+DRAWN = -1  # in place of a decode's number: of tokens that prefill draws
+
 
 class SimRecord(msgspec.Struct, kw_only=True):
     """One request. Times are ns of the simulation. ``stretches``: the steps that committed its tokens (``step_log``), each with the
-    number of the decode before them."""
+    number of the decode before them, or ``DRAWN``."""
 
     key: int
     index: int

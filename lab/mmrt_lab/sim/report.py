@@ -30,7 +30,7 @@ from mmrt.runtime.observe.breakdown import Breakdown, Work, break_down
 from .costs import Costs
 from .endpoint import gateways_busy, in_words
 from .events import NS, to_ns
-from .gateway import SimRecord
+from .gateway import DRAWN, SimRecord
 from .loads import Load, Stall
 from .simulation import Simulation
 from .step_log import Ints, Stretch, num_rows, pauses, weights
@@ -40,16 +40,18 @@ _WITH_NEXT = -1  # in place of a token's time: it comes with the next one
 
 
 class Steps:
-    """The steps of a run, as far as records need them: those of each decode behind those of the one before. ``arrivals``: when
-    the tokens of each step come to their clients; ``tbts``: the times between them."""
+    """The steps of a run, as far as records need them: those of each decode behind those of the one before, then the draws of prefills.
+    ``arrivals``: when the tokens of each step come to their clients; ``tbts``: the times between them."""
 
     def __init__(self, simulation: Simulation, costs: Costs) -> None:
-        self.gaps = np.concatenate([log.gaps() for log in simulation.logs])
-        self.commits = np.concatenate([log.commits() for log in simulation.logs])
-        arrivals = [_arrivals(decode, log.commits(), simulation, costs) for decode, log in enumerate(simulation.logs)]
+        logs = {**dict(enumerate(simulation.logs)), DRAWN: simulation.first_tokens.log}
+        self.gaps = np.concatenate([log.gaps() for log in logs.values()])
+        self.commits = np.concatenate([log.commits() for log in logs.values()])
+        arrivals = [_arrivals(decode, log.commits(), simulation, costs) for decode, log in logs.items()]
         self.arrivals = np.concatenate(arrivals)
         self.tbts = np.concatenate([np.diff(of_one, prepend=of_one[:1]) for of_one in arrivals]) if costs.egress else self.gaps
-        self._firsts = [0, *accumulate(log.num_steps for log in simulation.logs)]
+        self._firsts = dict(zip(logs, accumulate((log.num_steps for log in logs.values()), initial=0), strict=False))
+        self._of = dict(zip(logs, arrivals, strict=True))
 
     def of(self, record: SimRecord) -> list[Stretch]:
         """The steps that committed its tokens."""
@@ -67,8 +69,7 @@ class Steps:
         if record.cut:
             left = []
             for decode, first, last in record.stretches:
-                arrivals = self.arrivals[self._firsts[decode] : self._firsts[decode + 1]]
-                last = min(last, int(np.searchsorted(arrivals, record.end_ns, "right")) - 1)
+                last = min(last, int(np.searchsorted(self._of[decode], record.end_ns, "right")) - 1)
                 if first <= last:
                     left.append((decode, first, last))
             record.stretches = left
@@ -94,7 +95,9 @@ class Steps:
     def breakdown(self, record: SimRecord, works: Sequence[Work]) -> Breakdown:
         """The parts of its latency. ``works``: its plans."""
         decoded = []
-        for first, last in self.of(record):
+        for (decode, _, _), (first, last) in zip(record.stretches, self.of(record), strict=True):
+            if decode == DRAWN:
+                continue  # with prefill's plan
             commit_ns = int(self.commits[first])
             ready_ns = max((work.known_ns for work in works if work.known_ns <= commit_ns), default=record.sent_ns)
             begin_ns = max(commit_ns - int(self.gaps[first]), ready_ns)  # a gap may hold a pause of decode

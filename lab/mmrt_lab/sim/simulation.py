@@ -41,6 +41,7 @@ from .decode import Decode
 from .delays import DrawnDelays
 from .devices import Arrival, Devices
 from .events import NS, EventQueue, to_ns
+from .first_tokens import FirstTokens
 from .gateway import Client, Gateway
 from .jitter import Jitter
 from .links import Link
@@ -57,13 +58,12 @@ DEVICE_BYTES = {"H200": 141 * 10**9, "H20": 96 * 10**9}  # memory of devices tha
 
 def simulated_limits(config: RuntimeConfig, costs: Costs, num_devices: int = 1) -> Limits:
     """The machine's limits in a run of this configuration with the costs' model. Pools that are not configured have their least sizes,
-    on known devices what they have room for: ``num_devices`` hold KV pages, and one pool has the pages of all. A step draws first
-    tokens, as it did where the costs were measured; in a run on a CPU prefill draws most of them. Raises: ConfigError."""
+    on known devices what they have room for: ``num_devices`` hold KV pages, and one pool has the pages of all. Raises: ConfigError."""
     model = for_run(costs.model, config.media)
     total = num_devices * DEVICE_BYTES.get(costs.device, 0)
     room = DeviceRoom(total, total - num_devices * weight_bytes(model)) if config.model.on_cuda and total else None
     limits = limits_of(config, plan_layout(config, facts_of(model, config.memory.kv_page_tokens), model.dtype, room), model)
-    return replace(limits, positions=remembered(limits.positions), first_tokens=False)
+    return replace(limits, positions=remembered(limits.positions))
 
 
 def remembered(positions: Positions, most_bytes: int = 64 << 20) -> Positions:
@@ -109,6 +109,8 @@ class Simulation:
     ) -> None:
         if (ranks := limits.prefill_ranks) > 1:  # each stage of a pipeline has its share of the layers
             costs = msgspec.structs.replace(costs, prefill=costs.prefill.times(1 / ranks))
+        if link is not None:
+            limits = replace(limits, first_tokens=False)  # a process has a device of its own, where prefill draws nothing
         self.queue = queue = EventQueue()
         self.controller = Controller.start(limits, 1)
         if policy is not None:
@@ -127,6 +129,7 @@ class Simulation:
         self.workers: dict[InstanceId, Worker] = {}
         self.gap_counts = [0] * NUM_BUCKETS  # of times between tokens, by bucket
         self.logs: list[StepLog] = []  # of decodes, in the order in which they were started
+        self.first_tokens = FirstTokens(queue, self.rows, self.gateway)
         self._costs = costs
         self._recomputes = link is not None and link.recomputes
         self._takes_turns = config.actors.turns == "plans"
@@ -176,7 +179,8 @@ class Simulation:
             self.logs.append(decode.log)
             self.decodes[actor], self._takers[actor] = decode, decode.take
             return
-        worker = Worker(actor, costs, queue, processors, rows, self.plans, self._find_shape, self.post, self._jitter, turns)
+        draw = self.first_tokens.draw
+        worker = Worker(actor, costs, queue, processors, rows, self.plans, self._find_shape, draw, self.post, self._jitter, turns)
         self.workers[actor], self._takers[actor] = worker, worker.take
 
     # ------------------------------------------------------------------------------------------------------ messages
@@ -368,7 +372,7 @@ class Simulation:
                 yield from request.kv.tables[chunk.member][chunk.start // page_tokens : num_pages(chunk.end, page_tokens)]
 
     def has_token(self, client: Client) -> bool:
-        """decode has committed a token of this request."""
+        """A token of this request is committed."""
         request = self.controller.state.requests.get(client.key)
         if client.record.stretches or request is None or not request.has_row:
             return bool(client.record.stretches)

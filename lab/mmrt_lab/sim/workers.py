@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from mmrt.runtime.bus.messages import Analysed, Done, PlanDone, Result, Run, Skipped, ToActor
-from mmrt.runtime.bus.plans import Analyse, Plan
+from mmrt.runtime.bus.plans import Analyse, Plan, Prefill
 from mmrt.runtime.stage_table import InstanceId, stage_of
 from mmrt.schema.media import ItemShape
 
@@ -114,16 +114,17 @@ class Worker:
         rows: Rows,
         plans: dict[int, Plan],
         find_shape: FindShape,
+        draw: Callable[[Prefill], None],
         post: Post,
         jitter: Jitter,
         turns: Turns | None = None,
     ) -> None:
-        """``plans``: the plan table, by number. ``find_shape``: what an analysis finds."""
+        """``plans``: the plan table, by number. ``find_shape``: what an analysis finds. ``draw``: of a plan that has ended."""
         self.name = name
         self.num_plans = 0
         self.busy_ns = self.num_units = 0  # of its plans
         self._queue, self._rows, self._plans = queue, rows, plans
-        self._find_shape, self._post = find_shape, post
+        self._find_shape, self._draw, self._post = find_shape, draw, post
         self._stage = stage_of(name)
         num_lanes = 2 if self._stage == "video" else 1
         self._lanes = [Lane(self._stage, costs, queue, processors, self._begin, self._finish, turns, jitter) for _ in range(num_lanes)]
@@ -153,6 +154,8 @@ class Worker:
         elif isinstance(plan, Analyse):
             shape = self._find_shape(plan)
             result = Skipped() if shape is None else Analysed(shape)
+        elif isinstance(plan, Prefill):
+            self._draw(plan)
         if plan is not None:
             self.num_plans += 1
             self.busy_ns += elapsed_ns
