@@ -42,10 +42,16 @@ class TiledOracle:
 
     @property
     def takes_videos(self) -> bool:
-        return isinstance(self.processor, transformers.InternVLProcessor | transformers.LlavaOnevisionProcessor)
+        return isinstance(self.processor, transformers.InternVLProcessor | transformers.LlavaOnevisionProcessor) or self._is_minicpm
+
+    @property
+    def _is_minicpm(self) -> bool:
+        return isinstance(self.processor, transformers.MiniCPMV4_6Processor | transformers.MiniCPMV4_7Processor)
 
     def video_inputs(self, question: dict[str, Any], frames: np.ndarray) -> dict[str, Any]:
         """Of a clip whose frames are all taken: each is a picture of one tile."""
+        if self._is_minicpm:
+            return self._minicpm_video(question, frames)
         side = self.processor.image_processor.size["height"]
         planes = torch.from_numpy(frames).permute(0, 3, 1, 2)
         tiles = torch.nn.functional.interpolate(planes, (side, side), mode="bicubic", antialias=True).permute(0, 2, 3, 1).numpy()
@@ -61,6 +67,20 @@ class TiledOracle:
             text=[prompt.replace("<video>", "\n".join(pictures))], images=[Image.fromarray(tile) for tile in tiles], return_tensors="pt"
         )
         return found
+
+    def _minicpm_video(self, question: dict[str, Any], frames: np.ndarray) -> dict[str, Any]:
+        """Frames are pictures that are not cut."""
+        message = [{"role": "user", "content": [{"type": "video"}, question]}]
+        prompt = self.processor.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        made = self.processor.image_processor(list(frames), max_slice_nums=1, return_tensors="pt")
+        sizes, count, token = made["target_sizes"], len(frames), self.processor.video_token
+        told = {"target_sizes_videos": sizes, "num_frames_per_video": [count], "grids_videos": np.zeros((count, 2), int)}
+        tokens = self.processor.replace_video_token(told, 0, image_token_divisor=16, video_token_divisor=16)
+        (tokens,) = self.processor._prepend_local_ids([prompt], [tokens], token)
+        inputs = dict(self.processor.tokenizer(prompt.replace(token, tokens), return_tensors="pt"))
+        if isinstance(self.processor, transformers.MiniCPMV4_7Processor):
+            inputs["mm_token_type_ids"] = 2 * (inputs["input_ids"] == self.processor.video_token_id).int()
+        return {**inputs, "pixel_values_videos": made["pixel_values"], "target_sizes_videos": sizes}
 
     @torch.inference_mode()
     def logits(self, inputs: dict[str, Any], ids: list[int]) -> torch.Tensor:

@@ -1,8 +1,10 @@
 """MiniCPM-V beside transformers: what ``test_picture_families`` does not show of all families that see pictures."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace as replaced
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from mmrt.schema.media import ItemShape, MediaOptions, View
 from mmrt.tests.models.conftest import Loaded
 from mmrt.tests.models.picture_families import SLICES
 from mmrt.tests.models.picture_families import minicpm_v as processor_of
-from mmrt.tests.models.whole_prompts import edited, noise, prompt_of
+from mmrt.tests.models.whole_prompts import bicubic, check_logits_in_cuts, edited, expanded, noise, opened, prompt_of
 from mmrt.tests.settings import ImportedLater
 
 transformers: Any = ImportedLater("transformers")
@@ -111,7 +113,9 @@ def test_pictures_that_are_not_cut(checkpoints: Callable[[str], Path], tmp_path:
 def test_other_media(config: ModelConfig) -> None:
     for refuse, said in (
         (lambda: MINICPM_V_4_6.image_item(config, 0, 9), "picture of 9x0 pixels is empty"),
-        (lambda: MINICPM_V_4_6.video_item(config, 4, 60, 60, 2.0), "this model takes no video"),
+        (lambda: MINICPM_V_4_6.video_item(config, 0, 60, 60, 2.0), "video of 0 frames of 60x60 pixels is empty"),
+        (lambda: MINICPM_V_4_6.sample_frames(config, 0, 2.0), "video has no frames"),
+        (lambda: MINICPM_V_4_6.sample_frames(config, 9, 0.0), "video has a frame rate of 0"),
         (lambda: MINICPM_V_4_6.audio_item(config, 300), "this model takes no audio"),
     ):
         with pytest.raises(UnsupportedMediaError, match=said):
@@ -150,6 +154,75 @@ def test_a_stretched_grid_is_rounded_as_torch_does() -> None:
             np.testing.assert_array_equal(_spread(count, length), expected)
 
 
+def test_sampled_frames_are_transformers(config: ModelConfig) -> None:
+    """Short and long, but for frames that it would take twice."""
+    module = importlib.import_module("transformers.models.minicpmv4_6.video_processing_minicpmv4_6")
+    theirs = SimpleNamespace(max_num_frames=128, stack_frames=1)
+    for total, fps in (
+        (1, 25.0),
+        (7, 2.0),
+        (49, 24.0),
+        (50, 24.0),
+        (300, 29.97),
+        (3072, 24.0),
+        (3073, 24.0),
+        (20000, 23.976),
+        (5, 0.5),
+    ):
+        metadata = SimpleNamespace(total_num_frames=total, fps=fps, duration=total / fps)
+        expected = module.MiniCPMV4_6VideoProcessor.sample_frames(theirs, metadata)
+        assert MINICPM_V_4_6.sample_frames(config, total, fps).tolist() == list(dict.fromkeys(expected)), (total, fps)
+    assert len(MINICPM_V_4_6.sample_frames(for_medium(config, MediaOptions(fps=0.5)), 240, 24.0)) == 5
+
+
+@pytest.mark.parametrize("family", ["minicpmv4_6", "minicpmv4_7"])
+@torch.inference_mode()
+def test_a_video(models: Callable[[str], Loaded], monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """Its prompt, positions and logits; frames are pictures that are not cut."""
+    monkeypatch.setattr("transformers.image_processing_backends.np_resize", bicubic)
+    loaded = models(family)
+    config, processor = loaded.config, processor_of(loaded.path)
+    frames, alone = [noise(90, 160) // (1 + number) for number in range(3)], for_medium(config, MediaOptions(max_pixels=1))
+    rows = [opened(alone, frame)[1][0] for frame in frames]
+    text = "See <|image_pad|>and <|video_pad|>\n\nWhat <|video_pad|>\nmoves?"
+    made = processor.image_processor(frames, max_slice_nums=1, return_tensors="pt")
+    told = {"target_sizes_videos": made["target_sizes"], "num_frames_per_video": [3], "grids_videos": np.zeros((3, 2), int)}
+    picture = processor.image_processor([noise(30, 40)], return_tensors="pt")
+    theirs = [processor.replace_video_token(told, 0, image_token_divisor=16, video_token_divisor=16)] * 2
+    theirs = processor._prepend_local_ids([text], theirs, "<|video_pad|>")
+    (its,) = processor._prepend_local_ids([text], [processor.replace_image_token(picture, 0, image_token_divisor=16)], "<|image_pad|>")
+    before, between, after = text.split("<|video_pad|>")
+    whole = "".join((before.replace("<|image_pad|>", its), theirs[0], between, theirs[1], after))
+    ids = processor.tokenizer(whole, return_tensors="pt")["input_ids"]
+    shape, (photo, its_rows) = loaded.family.video_item(config, 3, 90, 160, 1.0), opened(config, noise(30, 40))
+    assert fault_of(config, "video", shape) == ""
+    prompt = expanded(loaded, processor.tokenizer, text, [photo, shape, shape], [its_rows, rows, rows])
+    assert prompt.ids == ids[0].tolist()
+    kinds = (ids == config.image_token_id).int() + 2 * (ids == config.video_token_id).int()
+    prompt.reference_inputs = {
+        **{
+            "input_ids": ids,
+            "mm_token_type_ids": kinds,
+            "pixel_values": picture["pixel_values"],
+            "target_sizes": picture["target_sizes"],
+        },
+        "pixel_values_videos": torch.cat([made["pixel_values"]] * 2, 3),
+        "target_sizes_videos": torch.cat([made["target_sizes"]] * 2),
+    }
+    if family == "minicpmv4_6":
+        del prompt.reference_inputs["mm_token_type_ids"]
+    check_logits_in_cuts(loaded, loaded.reference, prompt, [16, 4096])
+
+
+def test_videos_whose_frames_are_cut_are_not_taken(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
+    for number, changes in enumerate(({"max_slice_nums": 9}, {"stack_frames": 5})):
+        made = edited(checkpoints("minicpmv4_6"), tmp_path / str(number), "video_preprocessor_config.json", changes)
+        config = load_model_config(made)
+        assert config.media_kinds == ("image",) and config.video_token_id == -1 and len(config.prompt_texts) == 1
+        with pytest.raises(UnsupportedMediaError, match="this model takes no video"):
+            MINICPM_V_4_6.video_item(config, 4, 60, 60, 2.0)
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "more tokens": ("config.json", {"downsample_mode": "4x"}, "downsample_mode is '4x', expected '16x'"),
     "more tokens of the processor": ("preprocessor_config.json", {"downsample_mode": "4x"}, "downsample_mode is '4x', expected '16x'"),
@@ -162,6 +235,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "filter": ("preprocessor_config.json", {"resample": 2}, "resample is 2, expected 3"),
     "patches": ("preprocessor_config.json", {"patch_size": 16}, "patch_size is 16, but the vision tower has 14"),
     "slices": ("preprocessor_config.json", {"max_slice_nums": 65}, "max_slice_nums is 65, expected an integer from 1 to 64"),
+    "sides of videos": (
+        "video_preprocessor_config.json",
+        {"scale_resolution": 90},
+        "scale_resolution is 90, but that of pictures is 100",
+    ),
+    "colours of videos": ("video_preprocessor_config.json", {"image_mean": [0.4] * 3}, "image_mean is .*, but that of pictures is"),
     "fence": ("tokenizer_config.json", {"slice_start_token": "<cut>"}, r"has no '<cut>' \(slice_start_token\)"),
     "number": ("tokenizer_config.json", {"image_id_end_token": "<end>"}, r"has no '<end>' \(image_id_end_token\)"),
 }

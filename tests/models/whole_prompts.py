@@ -60,19 +60,26 @@ def prompt_of(loaded: Loaded, processor: Any, content: Sequence[str | Pixels]) -
     is_nested = rules is not None and rules.cuts_alone  # pictures of one prompt, as transformers' own chat has them
     options = MediaOptions(is_among_others=is_nested and len(pictures) > 1)
     items = [opened(for_medium(config, options), pixels) for pixels in pictures]
+    prompt = expanded(loaded, tokenizer, text, [item for item, _ in items], [rows for _, rows in items])
+    images = [Image.fromarray(pixels) for pixels in pictures] or None
+    inputs = processor(text=[text], images=[images] if is_nested and images else images, return_tensors="pt")
+    prompt.reference_inputs = dict(inputs)
+    return prompt
+
+
+def expanded(loaded: Loaded, tokenizer: Any, text: str, items: Sequence[ItemShape], rows: list[list[np.ndarray]]) -> Prompt:
+    """Of a rendered template with these media. ``rows``: of each of their segments."""
+    config = loaded.config
     limits = Limits(
         num_rows=1, max_context=1 << 20, kv_page_tokens=16, num_kv_pages=8, media_page_bytes=4096, num_media_pages=8,
         patch_page_bytes=4096, num_patch_pages=8, embedding_page_tokens=32, num_embedding_pages=8,
-        placeholder_ids={"image": config.image_token_id}, behind_ids=frozenset(config.behind_ids),
+        placeholder_ids={kind: config.placeholder_id(kind) for kind in config.media_kinds}, behind_ids=frozenset(config.behind_ids),
     )  # fmt: skip
     ids = tokenizer(with_prompt_texts(text, config.prompt_texts))["input_ids"]
-    spec = RequestSpec(Generation("r"), ids, [MediaItem("image", 9) for _ in items], 4)
+    spec = RequestSpec(Generation("r"), ids, [MediaItem(item.kind, 9) for item in items], 4)
     check_placeholders(spec, limits)
-    ids, starts = expand(spec, [item for item, _ in items], limits)
-    spans = spans_of(ids, starts, [item for item, _ in items], limits)
-    images = [Image.fromarray(pixels) for pixels in pictures] or None
-    inputs = processor(text=[text], images=[images] if is_nested and images else images, return_tensors="pt")
-    return Prompt(ids, spans, [rows for _, rows in items], dict(inputs))
+    ids, starts = expand(spec, items, limits)
+    return Prompt(ids, spans_of(ids, starts, items, limits), rows, {})
 
 
 def forced_logits(reference: Any, prompt: Prompt, following: Sequence[int]) -> torch.Tensor:

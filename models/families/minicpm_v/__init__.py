@@ -1,4 +1,4 @@
-"""MiniCPM-V 4.6 and 4.7: text and pictures. As transformers' ``minicpmv4_6`` and ``minicpmv4_7``, with the decoder of Qwen3.5.
+"""MiniCPM-V 4.6 and 4.7: text, pictures and videos. As transformers' ``minicpmv4_6`` and ``minicpmv4_7``, with the decoder of Qwen3.5.
 
 A picture is shown as a whole, a large one once more in slices, behind its number in the request. The two differ by positions.
 """
@@ -58,8 +58,9 @@ class MiniCpmFamily:
         def parse_tower(vision: JsonObject, hidden_size: int) -> VitConfig:
             return _parse_tower(root, vision, hidden_size)
 
-        config = add_texts(files, seeing.parse_config(files, self._name, parse_text, parse_tower, slices.parse_rules))
-        return replace(config, video_token_id=-1, behind_ids=config.item_text_ids[-1:] if self._has_canvas else ())
+        config = seeing.parse_config(files, self._name, parse_text, parse_tower, slices.parse_rules)
+        config = add_texts(files, config, numbers_videos=not self._has_canvas)
+        return replace(config, behind_ids=config.item_text_ids[-1:] if self._has_canvas else ())
 
     def recipes(self) -> Mapping[str, CheckpointRecipe]:
         return made_recipes(__package__, self._name)
@@ -84,8 +85,8 @@ class MiniCpmFamily:
 
     image_item = staticmethod(slices.image_item)
     audio_item = staticmethod(media.audio_item)
-    sample_frames = staticmethod(media.sample_frames)
-    video_item = staticmethod(seeing.video_item)
+    sample_frames = staticmethod(slices.sample_frames)
+    video_item = staticmethod(slices.video_item)
     video_with_sound = staticmethod(seeing.video_with_sound)
 
 

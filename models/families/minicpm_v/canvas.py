@@ -3,12 +3,12 @@
 The rules are those of transformers' ``MiniCPMV4_7Model.get_rope_index``. All tokens of a picture have the time at which it begins.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....schema.media import ItemShape, MediaSpan, SegmentShape
+from ....schema.media import MediaSpan, SegmentShape
 from ...architecture import ModelConfig
 
 Places = NDArray[np.int64]
@@ -18,13 +18,13 @@ def positions(config: ModelConfig, num_tokens: int, spans: Sequence[MediaSpan]) 
     """See ``Family``. Line ends behind a picture stand where it begins."""
     assert config.vision_rules is not None
     found, place, end = np.empty((3, num_tokens), np.int64), 0, 0
-    for span in spans:
-        _write_text(found[:, end : span.start], place)
-        place += span.start - end
-        end = span.start + span.shape.num_tokens + span.num_behind
-        canvas = found[:, span.start : end]
+    for start, count, segments in (frame for span in spans for frame in _frames(span)):
+        _write_text(found[:, end:start], place)
+        place += start - end
+        end = start + count
+        canvas = found[:, start:end]
         canvas[:] = 0
-        extent = _write_picture(canvas, span.shape, config.vision_rules.merge_size)
+        extent = _write_picture(canvas, segments, config.vision_rules.merge_size)
         canvas += place
         np.maximum(canvas, 0, out=canvas)
         place += extent + 1
@@ -36,10 +36,20 @@ def _write_text(found: Places, place: int) -> None:
     found[:] = np.arange(place, place + found.shape[1])
 
 
-def _write_picture(found: Places, shape: ItemShape, merge: int) -> int:
+def _frames(span: MediaSpan) -> Iterator[tuple[int, int, list[SegmentShape]]]:
+    """A picture with its slices, or each frame of a video: its first token, how many it has, and its segments."""
+    start, segments = span.start, span.shape.segments
+    frames = [segments] if span.shape.kind == "image" else [[segment] for segment in segments]
+    for number, frame in enumerate(frames, 1):
+        count = sum(segment.num_prompt_tokens for segment in frame)
+        yield start, count + (span.num_behind if number == len(frames) else 0), frame
+        start += count
+
+
+def _write_picture(found: Places, segments: Sequence[SegmentShape], merge: int) -> int:
     """Write the places on the canvas, from its corner, and return its larger side. All of a picture is stretched to its slices' size;
     what opens it stands before the canvas, what closes it behind."""
-    whole, *slices = shape.segments
+    whole, *slices = segments
     columns = next((number for number, part in enumerate(slices, 1) if len(part.trail) > 1), len(slices))  # a row ends in a line end
     side = _size(slices[0], merge) if slices else (0, 0)
     canvas = (len(slices) // columns * side[0], columns * side[1]) if slices else _size(whole, merge)

@@ -90,29 +90,9 @@ def _recipe(family: str, shape: _Shape) -> CheckpointRecipe:
         "downsample_mode": "16x",
         "use_image_id": True,
     }
-    pairs = shape.heads["head_dim"] // 8
-    side = pairs // 3
+    video = {**image, "video_processor_type": "MiniCPMV4_6VideoProcessor", "max_slice_nums": 1, "max_num_frames": 128}
 
     def files(ids: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-        text = {
-            **shape.text,
-            **shape.heads,
-            "model_type": "qwen3_5_text",
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-6,
-            "full_attention_interval": 4,
-            "linear_conv_kernel_dim": 4,
-            "attention_bias": False,
-            "tie_word_embeddings": shape.tie,
-            "eos_token_id": eos_token_ids(ids)[0],
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 1e7,
-                "partial_rotary_factor": 0.25,
-                "mrope_interleaved": True,
-                "mrope_section": [pairs - 2 * side, side, side],
-            },
-        }
         config = {
             "architectures": [processor.replace("Processor", "ForConditionalGeneration")],
             "model_type": family,
@@ -123,13 +103,42 @@ def _recipe(family: str, shape: _Shape) -> CheckpointRecipe:
             "image_size": shape.side,
             "insert_layer_id": shape.merge_layer,
             "downsample_mode": "16x",
-            "text_config": text,
+            "text_config": _text_config(shape, ids),
             "vision_config": {**shape.vision, "model_type": f"{family}_vision", "hidden_act": "gelu_pytorch_tanh"},
         }
         if family == "minicpmv4_7":
             config |= {name.replace("token", "id"): ids[token] for name, token in _AROUND.items()}
             config["newline_id"] = _LINE_END
-        return {"config.json": config, "preprocessor_config.json": image, "generation_config.json": generation_config(ids)}
+        return {
+            "config.json": config,
+            "preprocessor_config.json": image,
+            "video_preprocessor_config.json": video,
+            "generation_config.json": generation_config(ids),
+        }
 
     vocab_size = shape.text["vocab_size"]
     return CheckpointRecipe(vocab_size, shape.num_merges, _SPECIAL_TOKENS, (), _TOKENS, _TEMPLATE, files)
+
+
+def _text_config(shape: _Shape, ids: Mapping[str, int]) -> dict[str, Any]:
+    pairs = shape.heads["head_dim"] // 8
+    side = pairs // 3
+    return {
+        **shape.text,
+        **shape.heads,
+        "model_type": "qwen3_5_text",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "attention_bias": False,
+        "tie_word_embeddings": shape.tie,
+        "eos_token_id": eos_token_ids(ids)[0],
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+            "mrope_interleaved": True,
+            "mrope_section": [pairs - 2 * side, side, side],
+        },
+    }

@@ -11,7 +11,7 @@ from ..qwen2_5 import fields
 from ..qwen3.times import piece_ids
 
 _LINE_END = "\u010a"  # as byte-level tokenizers write it
-_PLACEHOLDER = {"image_token": "<|image_pad|>"}  # texts of tokens where the file has no others
+_PLACEHOLDERS = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}  # texts of tokens where the file has no others
 _AROUND = {  # a picture and a slice
     "image_start_token": "<image>",
     "image_end_token": "</image>",
@@ -21,16 +21,18 @@ _AROUND = {  # a picture and a slice
 _NUMBERS = {"image_id_start_token": "<image_id>", "image_id_end_token": "</image_id>"}
 
 
-def add_texts(files: CheckpointFiles, config: ModelConfig) -> ModelConfig:
-    """The configuration with these ids: that of a picture, those around it, around a slice, and that of a line end, which stands behind
-    all rows of slices but the last. Raises CheckpointError for a file that is missing or damaged, or lacks a token."""
+def add_texts(files: CheckpointFiles, config: ModelConfig, numbers_videos: bool) -> ModelConfig:
+    """The configuration with these ids: those of a picture and a video, those around it, around a slice, and that of a line end, which
+    stands behind all rows of slices but the last. ``numbers_videos``: also videos have numbers, of their own. Raises CheckpointError
+    for a file that is missing or damaged, or lacks a token."""
     told = files.optional("tokenizer_config.json") or JsonObject({}, "defaults")
     image, _, _ = fields.processors(files, video_falls_back=False)
     has_numbers = image.boolean("use_image_id", default=True)
     file = files.path / "tokenizer.json"
     found = read_tokenizer(files.path, "pictures have text around them")
     ids = found.ids
-    texts = {**_PLACEHOLDER, **_AROUND, **(_NUMBERS if has_numbers else {})}
+    placeholders = [f"{kind}_token" for kind in config.media_kinds]
+    texts = {**{field: _PLACEHOLDERS[field] for field in placeholders}, **_AROUND, **(_NUMBERS if has_numbers else {})}
     written = {field: told.token(field) if told.has(field) else usual for field, usual in texts.items()}
     for field, text in written.items():
         if text not in ids:
@@ -41,12 +43,13 @@ def add_texts(files: CheckpointFiles, config: ModelConfig) -> ModelConfig:
         raise CheckpointError(f"{file}: model.vocab has no line end of byte-level tokenizers, which stands behind slices") from None
     around = tuple(ids[written[field]] for field in _AROUND)
     number = NUMBER.join(written[field] for field in _NUMBERS) if has_numbers else ""
-    placeholder = written["image_token"]
+    numbered = placeholders if numbers_videos else placeholders[:1]
     return replace(
         config,
-        image_token_id=ids[placeholder],
+        image_token_id=ids[written["image_token"]],
+        video_token_id=ids[written["video_token"]] if "video_token" in written else -1,
         vision_start_token_id=around[0],
         vision_end_token_id=around[1],
         item_text_ids=(*around, line_end),
-        prompt_texts=((placeholder, number + placeholder),) if has_numbers else (),
+        prompt_texts=tuple((written[field], number + written[field]) for field in numbered) if has_numbers else (),
     )

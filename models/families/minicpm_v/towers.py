@@ -26,7 +26,8 @@ _EPSILON = 1e-6  # of the norm before the last matrices
 
 def build_towers(config: ModelConfig, weights: dict[str, Tensor], device: torch.device) -> dict[MediaKind, Tower]:
     """See ``Family``."""
-    return {"image": MergingTransformer(config, weights, device)}
+    tower = MergingTransformer(config, weights, device)
+    return {kind: tower for kind in config.media_kinds}
 
 
 class MergingTransformer:
