@@ -7,8 +7,10 @@ goes on behind it, as after a preemption. Draws depend on (seed, index) alone, s
 Others wait for a step of decode:
 
 * A row with a grammar. Prefill would need a copy of the vocabulary of its own, which takes 0.4 s for 152,000 tokens, and rows behind
-  would wait for a compilation, which decode does beside its steps.
-* A pair. Its members' last chunks can be in two plans, of two prefills, and nobody keeps the hidden state of the first.
+  would wait for a compilation, which decode does beside its steps. Where decode does not know the grammar yet, the second token would
+  wait for the same compilation there.
+* A pair. Its members' last chunks can be in two plans, of two prefills, and nobody keeps the hidden state of the first. That both end
+  in one plan would have to be a rule of all policies, which choose chunks of each member.
 * A row of a model with recurrent states. The chunk up to the prompt's end writes the log; it would have to be known beforehand
   whether a chunk ends before the last token, which decode then computes.
 * A prompt that a cache knows up to its last token: decode computes that token in a step with other rows.
