@@ -26,6 +26,7 @@ from ..runtime.bus.plans import Plan, Prefill, PrefillChunk
 from ..runtime.observe.flight import Kind
 from ..runtime.pools import state_pool
 from ..runtime.process.saved_pages import cache_directory
+from ..runtime.stage_table import number_of
 from ..shm.layer_progress import LayerCounter, LayerProgress
 from ..shm.logprob_file import PROMPT
 from ..shm.pool import PagePool
@@ -85,7 +86,7 @@ def main(actor: Actor) -> None:
         if packed is not None:
             pack_chunks(packed, plan, table, layout.kv_page_tokens)
         if layers is not None and isinstance(result, Done):
-            layers.done()
+            layers.done(plan.units)
         return result
 
     serve_plans(actor, execute, table, shared.device_pages)
@@ -93,7 +94,9 @@ def main(actor: Actor) -> None:
 
 def open_counter(actor: Actor) -> LayerCounter | None:
     """Return what tells other devices how many layers are stored, where there are several (KT1)."""
-    return LayerCounter(LayerProgress.attach(actor.run, writable=True), actor.generation) if actor.config.num_kv_pools > 1 else None
+    if actor.config.num_kv_pools == 1:
+        return None
+    return LayerCounter(LayerProgress.attach(actor.run, writable=True), actor.generation, number_of(actor.name))
 
 
 class PrefillWorker:

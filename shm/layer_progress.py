@@ -7,6 +7,7 @@ a plan anew says so before it writes a page; so what others have read is whole i
 one 256 numbers later begins.
 """
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple, Self
 
@@ -17,8 +18,13 @@ from .segment import HEADER_BYTES, Segment
 DONE = 0xFFFF
 """Instead of a number of layers: the plan is done, and its pages are whole."""
 
+LEAST_TOKENS = 32
+"""Of a plan whose time tells that of a token."""
+
 _KIND = "layers"
 _NUM_WORDS = 256
+_MAX_PREFILLS = 64  # each has a word for its speed
+_NUM_BYTES = HEADER_BYTES + 8 * (_NUM_WORDS + _MAX_PREFILLS)
 _EPOCH_SHIFT = 32  # of plan ids: see ``ControllerState.number``
 
 
@@ -30,18 +36,18 @@ class Progress(NamedTuple):
 
 
 class LayerProgress:
-    """The words of all plans."""
+    """The words of all plans, and of each prefill how long a token took it in the last one."""
 
     def __init__(self, segment: Segment) -> None:
         """Use ``create`` or ``attach``."""
-        segment.expect_bytes(HEADER_BYTES + 8 * _NUM_WORDS)
+        segment.expect_bytes(_NUM_BYTES)
         self._segment = segment
         self._words = segment.words[HEADER_BYTES // 8 :]
 
     @classmethod
     def create(cls, run: RunDirectory) -> Self:
         """Make them. Raises: SpaceError, FileExistsError."""
-        return cls(Segment.create(run.segment_path("layers"), HEADER_BYTES + 8 * _NUM_WORDS, kind=_KIND))
+        return cls(Segment.create(run.segment_path("layers"), _NUM_BYTES, kind=_KIND))
 
     @classmethod
     def attach(cls, run: RunDirectory, writable: bool = False) -> Self:
@@ -67,18 +73,27 @@ class LayerProgress:
         fence()
         return Progress(word >> 16 & 0xFFFF, word & 0xFFFF) if word >> 32 == _name(plan_id) else None
 
+    def set_token_ns(self, number: int, token_ns: int) -> None:
+        """Say how long a token takes this prefill, by its number."""
+        self._words[_NUM_WORDS + number % _MAX_PREFILLS] = token_ns
+
+    @property
+    def token_s(self) -> float:
+        """The seconds of a token in the slowest prefill; 0: none has done any."""
+        return max(self._words[_NUM_WORDS : _NUM_WORDS + _MAX_PREFILLS]) / 1e9
+
 
 class LayerCounter:
-    """Counts the layers of the plan that a prefill does."""
+    """Counts the layers of the plan that a prefill does, and takes its time."""
 
-    def __init__(self, words: LayerProgress, generation: int) -> None:
-        """``generation``: of this process."""
-        self._words, self._generation = words, generation
-        self._plan_id = self._num_layers = 0
+    def __init__(self, words: LayerProgress, generation: int, number: int = 0) -> None:
+        """``generation``: of this process. ``number``: of its actor."""
+        self._words, self._generation, self._number = words, generation, number
+        self._plan_id = self._num_layers = self._began_ns = 0
 
     def begin(self, plan_id: int) -> None:
         """Call it before the plan's first page is written."""
-        self._plan_id = plan_id
+        self._plan_id, self._began_ns = plan_id, time.monotonic_ns()
         self._note(0)
 
     def stored(self) -> None:
@@ -96,8 +111,10 @@ class LayerCounter:
 
         return after_layer
 
-    def done(self) -> None:
-        """Note that the plan is done. Call it before it is answered."""
+    def done(self, num_tokens: int = 0) -> None:
+        """Note that the plan of so many tokens is done. Call it before it is answered."""
+        if num_tokens >= LEAST_TOKENS:
+            self._words.set_token_ns(self._number, (time.monotonic_ns() - self._began_ns) // num_tokens)
         self._note(DONE)
 
     def _note(self, num_layers: int) -> None:

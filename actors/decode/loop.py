@@ -8,8 +8,10 @@ only a hint, since a new generation finds its members in the table. A token coun
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import wait
+from contextlib import contextmanager
+from functools import partial
 
 from ...models.architecture import kv_layer_parts
 from ...models.errors import GrammarError
@@ -40,6 +42,7 @@ from .gap_counter import GapCounter
 from .grammar_compiler import GrammarCompiler
 from .page_copier import PageCopier
 from .prompt_lookup import PromptLookup
+from .recomputing import Recomputing
 from .running_set import Outcome, RunningSet
 
 log = logging.getLogger(__name__)
@@ -85,8 +88,12 @@ def main(actor: Actor) -> None:
     actor.serving()
     try:
         gaps = StepGaps.attach(actor.run, number_of(actor.name))
-        packing, layers = open_packing(actor, layout.kv_page_tokens), kv_layer_parts(actor.model, layout.kv_page_tokens)
-        copier = PageCopier(actor, kv, table, layout.kv_page_tokens, packing, layers)
+        page_tokens = layout.kv_page_tokens
+        packing, layers = open_packing(actor, page_tokens), kv_layer_parts(actor.model, page_tokens)
+        recomputing = None
+        if may_recompute(actor):
+            recomputing = Recomputing(actor.model, model, table, page_tokens, lambda: not running.rows, partial(computing, actor))
+        copier = PageCopier(actor, kv, table, page_tokens, packing, layers, recomputing)
         Decoding(actor, table, running, compiler, gaps, Ringer(actor.run, "detokenizer"), copier).run()
     finally:
         compiler.close()
@@ -98,6 +105,20 @@ def may_guess(actor: Actor) -> bool:
     states, whose rows take one token a step; nor with a model that computes nothing."""
     on_cuda = actor.config.model.on_cuda
     return actor.config.scheduling.prompt_lookup and not on_cuda and state_layout(actor.model) is None and actor.model.null is None
+
+
+def may_recompute(actor: Actor) -> bool:
+    """Return whether what a slow link would bring can be computed: not recurrent states, nor where packed pages are wanted."""
+    is_plain = state_layout(actor.model) is None and actor.model.null is None
+    return is_plain and actor.config.num_kv_pools > 1 and actor.config.memory.kv_transfer_dtype == "auto"
+
+
+@contextmanager
+def computing(actor: Actor, plan_id: int) -> Iterator[None]:
+    """Declare that decode computes for a plan, in its turn."""
+    assert actor.status is not None
+    with actor.turn, actor.status.step(plan_id, actor.config.step_limit_s(actor.name)):
+        yield
 
 
 def has_time(actor: Actor) -> bool:

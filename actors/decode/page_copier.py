@@ -12,7 +12,7 @@ are copied when the prefill is done. While a plan waits for its prefill the next
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...models.lm.kv_packing import KvPacking
@@ -26,9 +26,11 @@ from ...shm.plan_table import PlanTable
 from ...shm.pool import Access, PagePool
 from ...shm.sequence_table import SequenceTable
 from ..host.actor import Actor
+from ..host.device import raise_if_fatal
 from ..host.page_packer import PackedPages
 from ..host.plan_checks import still_wanted
 from ..host.plan_flight import PlanFlight
+from .recomputing import AT_ONCE_TOKENS, Pace, Recomputing
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +71,11 @@ class PageCopier:
         page_tokens: int,
         packing: KvPacking | None = None,
         layers: Sequence[tuple[int, slice]] = (),
+        recomputing: Recomputing | None = None,
     ) -> None:
         """``kv``: the pool of this actor's device. ``packing``: of pages that come from others; None: they come as they are.
-        ``layers``: the numbers of those with K and V of their own, rising, and where these lie in a page."""
+        ``layers``: the numbers of those with K and V of their own, rising, and where these lie in a page. ``recomputing``: computes
+        what a slow link would bring later."""
         self._actor = actor
         self._kv = kv
         self._table = table
@@ -81,6 +85,8 @@ class PageCopier:
         self._layers = [(DONE - 1, self._whole)] if packing is not None or not layers else layers
         self._plans = PlanTable.attach(actor.run, writable=False)
         self._progress: LayerProgress | None = None
+        self._recomputing = recomputing
+        self._pace = Pace()  # of bytes
         self._pools: dict[str, PagePool] = {}
         self._sources: dict[str, ReadPage] = {}
         self._queue: deque[Run] = deque()
@@ -160,17 +166,18 @@ class PageCopier:
                 self._finish(command.plan_id, plan, began_ns, Skipped())
                 continue
             assert isinstance(plan, Transfer)
-            self._works.append(_Work(command.plan_id, plan, self._copy(plan), began_ns))
+            self._works.append(_Work(command.plan_id, plan, self._copy(command.plan_id, plan), began_ns))
             return self._works[-1]
         return None
 
-    def _copy(self, plan: Transfer) -> Iterator[int]:
+    def _copy(self, plan_id: int, plan: Transfer) -> Iterator[int]:
         """Copy page by page, or behind a prefill layer by layer, and yield the bytes of each piece. The tables stay as they are until
         the plan has been answered."""
         source = self._reader(plan.source)
         for chunk in plan.chunks:
             filled = chunk.end if plan.behind is None else chunk.filled
-            yield from self._move(source, self._pages(chunk, chunk.start, filled), self._whole)
+            start = yield from self._compute(plan_id, chunk, filled)
+            yield from self._move(source, self._pages(chunk, start, filled), self._whole)
         if plan.behind is not None:
             pages = [pair for chunk in plan.chunks for pair in self._pages(chunk, chunk.filled, chunk.end)]
             yield from self._follow(*plan.behind, source, pages)
@@ -178,6 +185,29 @@ class PageCopier:
             for pool_beside, both in ((state_pool, chunk.state), (log_pool, chunk.log)):
                 if both is not None:
                     yield from self._copy_state(pool_beside(plan.source), pool_beside(self._kv.name), *both)
+
+    def _compute(self, plan_id: int, chunk: TransferChunk, end: int) -> Generator[int, None, int]:
+        """Compute a chunk's tokens, a piece at a time, while that is faster than to copy them (KT2). Returns the first that is not
+        computed."""
+        start = chunk.start
+        while self._recomputing is not None and start < end:
+            self._progress = progress = self._progress or LayerProgress.attach(self._actor.run)
+            copy_s = len(self._pages(chunk, start, end)) * self._kv.page_bytes * self._pace.unit_s
+            if not self._recomputing.pays(chunk, end - start, copy_s, progress.token_s):
+                break
+            until = min(end, start + AT_ONCE_TOKENS // self._page_tokens * self._page_tokens or end)
+            try:
+                self._recomputing.compute(plan_id, chunk, start, until)
+            except MemoryError:
+                raise
+            except Exception as error:
+                raise_if_fatal(error)
+                log.exception("tokens %d to %d of plan %x could not be computed and are copied", start, until, plan_id)
+                self._recomputing = None
+                break
+            start = until
+            yield 0
+        return start
 
     def _follow(self, plan_id: int, slot: int, source: ReadPage, pages: Pages) -> Iterator[int]:
         """Copy the pages that a prefill plan fills, of each layer once it is stored. Raises: PlanGone."""
@@ -202,7 +232,7 @@ class PageCopier:
 
     def _pages(self, chunk: TransferChunk, start: int, end: int) -> Pages:
         """Return the pages of a chunk's tokens [start, end); ``start`` is the first token of one."""
-        places = slice(start // self._page_tokens, -(-end // self._page_tokens))
+        places = slice(start // self._page_tokens, -(-end // self._page_tokens) if start < end else 0)
         tables = self._table.pages(chunk.row, chunk.member), self._table.source_pages(chunk.row, chunk.member)
         ours, theirs = (table[places].tolist() for table in tables)
         return list(zip(ours, theirs, strict=True))
@@ -210,8 +240,10 @@ class PageCopier:
     def _move(self, source: ReadPage, pages: Iterable[tuple[int, int]], part: slice) -> Iterator[int]:
         """Copy a part of each of these pages."""
         for target, page in pages:
+            began_ns = time.monotonic_ns()
             contents, num_bytes = source(page, part)
             self._kv.page(target)[part] = contents
+            self._pace.took(num_bytes, (time.monotonic_ns() - began_ns) / 1e9)
             yield num_bytes
 
     def _copy_state(self, source: str, target: str, page: int, to: int) -> Iterator[int]:

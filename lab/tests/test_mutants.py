@@ -323,6 +323,12 @@ MECHANISMS = {  # by their ids
         "if at is not None and generation < 0:",
         "tests/actors/decode/test_page_copier.py",
     ),
+    "KT2": Mutant(
+        "actors/decode/recomputing.py",
+        "0 < num_tokens * token_s < copy_s",
+        "0 < copy_s < num_tokens * token_s",
+        "tests/actors/decode/test_recomputing.py",
+    ),
 }
 """By the mechanism's id."""
 

@@ -47,17 +47,24 @@ LETTERS = "abcdefghij " * 90
 LONG_PROMPT = [{"role": "user", "content": LETTERS + PROMPT}]
 
 
+def slow_down(source: Path, page_s: float) -> Path:
+    """Let a copy of the package take its time to copy a page."""
+    file, line = source / "actors" / "decode" / "page_copier.py", "            self._kv.page(target)[part] = contents\n"
+    text = file.read_text()
+    assert text.count(line) == 1
+    share = "(part.stop - part.start) / self._kv.page_bytes"
+    file.write_text(text.replace(line, f"            time.sleep({page_s} * {share})\n{line}"))
+    return source
+
+
 @pytest.fixture(scope="module")
 def slow_source(source: Path) -> Path:
-    """A copy of the package that takes its time to copy a page."""
-    file = source / "actors" / "decode" / "page_copier.py"
+    """A copy of the package that takes its time to copy a page, and computes none instead."""
+    file = source / "actors" / "decode" / "loop.py"
     text = file.read_text()
-    assert text.count("            yield num_bytes") == 1
-    share = "(part.stop - part.start) / self._kv.page_bytes"
-    file.write_text(
-        text.replace("            yield num_bytes", f"            time.sleep({PAGE_S} * {share})\n            yield num_bytes")
-    )
-    return source
+    assert text.count("if may_recompute(actor):") == 1
+    file.write_text(text.replace("if may_recompute(actor):", "if False:"))
+    return slow_down(source, PAGE_S)
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +105,9 @@ def wait_for_half_a_copy(server: Server) -> None:
 def layered(launch: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
     """Seven layers of two groups. Each takes prefill its time, in which half of what it stores could be copied."""
     source = copy_package(tmp_path_factory.mktemp("layered"))
+    copier = source / "actors" / "decode" / "page_copier.py"
     for file, line, more in (
-        (source / "actors" / "decode" / "page_copier.py", "            yield num_bytes", f"time.sleep({LAYER_S} / 16)"),
+        (copier, "            self._kv.page(target)[part] = contents", f"time.sleep({LAYER_S} / 16)"),
         (source / "shm" / "layer_progress.py", "        self._note(self._num_layers + 1)", f"__import__('time').sleep({LAYER_S})"),
     ):
         text = file.read_text()
@@ -168,6 +176,27 @@ def test_a_kill_in_the_middle_of_a_chunk_changes_nothing(layered: Server, victim
     layered.wait(lambda status: bool(status["ready"]), "ready")
     assert all(processes(layered)[victim] != before[victim] for victim in victims)
     layered.wait_until_empty()
+
+
+def test_what_a_slow_link_would_bring_is_computed(
+    launch: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory, apart: Server, server: Server
+) -> None:
+    """KT2: by the speeds of link and prefill as measured. The first pages are copied, which tells the link's, and most others computed;
+    with the link as it is all are copied. Tokens are those of one pool."""
+    settings, whole, num_bytes = SETTINGS.format("EP@left+D@right"), transferred(apart), []
+    apart.chat(LONG_PROMPT, extra_body={"cache_salt": "of a slow link"})
+    apart.wait_until_empty()
+    whole = transferred(apart) - whole
+    guided = {"guidance_scale": 2.0, "negative_prompt": LETTERS}
+    for source in (slow_down(copy_package(tmp_path_factory.mktemp("slow")), 20 * PAGE_S), None):
+        run = launch(settings=settings, source=source)
+        assert run.chat(LONG_PROMPT)[1] == server.chat(LONG_PROMPT)[1]
+        run.wait_until_empty()
+        num_bytes.append(transferred(run))
+        assert run.chat(PROMPT + LETTERS, extra_body=guided)[1] == server.chat(PROMPT + LETTERS, extra_body=guided)[1]
+        run.wait_until_empty()
+    slow, fast = num_bytes
+    assert 0 < slow < whole / 2 and fast == whole
 
 
 def test_answers_are_those_of_one_pool(apart: Server, server: Server) -> None:
