@@ -15,7 +15,7 @@ from mmrt.models.config import load_model_config, weight_bytes
 from mmrt.models.errors import CheckpointError, UnsupportedMediaError
 from mmrt.models.families.family import Family
 from mmrt.models.families.registry import FAMILIES, family_named
-from mmrt.models.lm.decoder import Chunk
+from mmrt.models.lm.decoder import Chunk, Stream
 from mmrt.models.lm.language_model import LanguageModel
 from mmrt.models.make.checkpoint import make_checkpoint, write_configs
 from mmrt.tests.models.kept import exact
@@ -230,6 +230,21 @@ def test_rounded_weights(tmp_path: Path, family: str, weights: WeightFormat) -> 
         (hidden,) = lm.prefill([Chunk(lm.embed(ids), torch.arange(60).expand(3, -1), 0, torch.arange(8), ids=ids)], [0])
         logits.append(lm.logits(hidden))
     assert 0 < (logits[0] - logits[1]).abs().mean() / logits[1].std() < 0.05
+
+
+@pytest.mark.parametrize("family", ["granite", "olmo2"])
+def test_layers_of_several_processes(tmp_path: Path, family: str) -> None:
+    """The stream that one hands to the next has the bits that it would have within."""
+    save(tmp_path, family)
+    ids, hidden = torch.arange(10, 50), list[torch.Tensor]()
+    for is_divided in (False, True):
+        _, lm = load(tmp_path)
+        chunks, stream = [Chunk(lm.embed(ids), torch.arange(40).expand(3, -1), 0, torch.arange(8), ids=ids)], None
+        for layer in range(2 if is_divided else 0):
+            stream = lm.prefill_layers(chunks, range(layer, layer + 1), stream)
+            stream = Stream(stream.hidden.clone(), stream.normed.clone())
+        hidden += lm.prefill(chunks, [0], stream=stream, first=2 if is_divided else 0)
+    assert torch.equal(*hidden)
 
 
 def test_biases_of_seed_oss(tmp_path: Path) -> None:
