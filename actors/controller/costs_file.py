@@ -109,4 +109,5 @@ def setup_of(config: RuntimeConfig, layout: MemoryLayout, model: Path) -> str:
     threads = ", ".join(f"{stage} {config.actor(stage).threads}" for stage in _STAGES)
     formats = f"{layout.dtype}, weights {layout.weights}, KV {layout.kv_dtype}"
     device = f"{layout.device}, {processor_name()}" + (", videos on GPU" if config.media.gpu_decoding else "")
-    return f"{model.name} {digest}; {formats}; {device}; {config.actors.layout}; threads: {threads}"
+    layout_of_run = config.actors.layout + (" as a pipeline" if config.scheduling.prefill_pipeline else "")
+    return f"{model.name} {digest}; {formats}; {device}; {layout_of_run}; threads: {threads}"

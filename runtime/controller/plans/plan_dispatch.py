@@ -23,7 +23,7 @@ from ..state.state import ControllerState
 def credit(state: ControllerState, stage: str, pool: PoolName | None = None) -> int:
     """Return how many more plans the actors of a stage may be sent: depth for each less its unacknowledged ones. ``pool``: only those
     with this KV pool."""
-    if stage == "prefill" and state.limits.prefill_ranks > 1:
+    if state.limits.is_divided(stage):
         return _pipeline_credit(state)
     depth, num_plans, total = state.limits.depth, state.num_plans, 0
     for actor in _able(state, stage, pool):

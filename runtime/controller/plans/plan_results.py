@@ -39,24 +39,21 @@ def finish_plan(state: ControllerState, inflight: InflightPlan, result: Result, 
         for request in live:
             request.ownership.plan_done()
         if kind.is_part(state, plan):
-            _go_on(state, inflight, live)
-            return
-        encoded = kind.apply(state, plan, live, result)
+            _place_rest(state, plan, live)  # before the plan leaves the table, so that its pages stay held
+        else:
+            encoded = kind.apply(state, plan, live, result)
     clear_plan(state, inflight)
     kind.cleared(state, plan, live, encoded)
     for request in inflight.requests:
         settle(state, request)
 
 
-def _go_on(state: ControllerState, inflight: InflightPlan, live: list[Request]) -> None:
-    """Place the rest of a plan before the plan leaves the table, so that its pages stay held."""
-    if (rest := KINDS[type(inflight.plan)].rest(state, inflight.plan, live)) is not None:
-        plan, actor = rest
-        rows = set(plan.rows)
-        place_plan(state, plan, [request for request in live if request.key_in_table in rows], state.now, actor=actor)
-    clear_plan(state, inflight)
-    for request in inflight.requests:
-        settle(state, request)
+def _place_rest(state: ControllerState, plan: Plan, live: list[Request]) -> None:
+    """Place what is left to do of a plan, if anybody wants it."""
+    if (rest := KINDS[type(plan)].rest(state, plan, live)) is not None:
+        next_plan, actor = rest
+        rows = set(next_plan.rows)
+        place_plan(state, next_plan, [request for request in live if request.key_in_table in rows], state.now, actor=actor)
 
 
 def skip_plans(state: ControllerState, actors: Collection[InstanceId]) -> None:

@@ -31,7 +31,7 @@ def note_absence(state: ControllerState) -> None:
 
 def _has_substitute(state: ControllerState, actor: InstanceId) -> bool:
     stage = stage_of(actor)
-    return any(
+    return not state.limits.is_divided(stage) and any(
         stage_of(other) == stage and other in state.actors and other not in state.absent and other not in state.outages
         for other in state.staying
     )

@@ -95,7 +95,6 @@ def _outage_of(state: ControllerState, needed: Container[str]) -> Outage | None:
         if stage in needed:
             actors = [actor for actor in state.staying if stage_of(actor) == stage]
             outages = [state.outages[actor] for actor in actors if actor in state.outages]
-            is_pipeline = stage == "prefill" and state.limits.prefill_ranks > 1  # it needs all of its actors
-            if len(outages) == len(actors) or is_pipeline:
+            if len(outages) == len(actors) or state.limits.is_divided(stage):
                 return min(outages, key=lambda outage: outage.next_probe_s or math.inf)
     return None

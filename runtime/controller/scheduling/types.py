@@ -126,6 +126,10 @@ class Limits:
         kept, a page's."""
         return self.kv_page_tokens if self.num_state_pages else 1
 
+    def is_divided(self, stage: str) -> bool:
+        """Return whether all actors of the stage are needed: those of a pipeline, of which none does another's work."""
+        return stage == "prefill" and self.prefill_ranks > 1
+
 
 def num_relays(num_ranks: int, depth: int) -> int:
     """Return how many plans a pipeline of so many ranks may have in flight."""

@@ -126,6 +126,8 @@ def test_a_setup_is_all_that_determines_costs() -> None:
         name("[actors.prefill]\nthreads = 3"),
         name("[actors.decode]\nthreads = 3"),
         name('[actors]\nlayout = "EPD"'),
+        name('[actors]\nlayout = "E+2P+D"'),
+        name('[actors]\nlayout = "E+2P+D"\n[scheduling]\nprefill_pipeline = true'),
         name("[media]\ngpu_decoding = true"),
         name(layout=msgspec.structs.replace(layout, dtype="bfloat16")),
         name(layout=msgspec.structs.replace(layout, kv_dtype="int8")),

@@ -81,7 +81,7 @@ class PrefillKind(Kind[Prefill]):
         """Return the next rank's plan, of the rows that still want it, and whose media have not lost their pages meanwhile."""
         lost = {chunk.row for chunk in plan.chunks if any(map(state.pools["embedding"].is_retired, chunk.pages_read))}
         wants = [request for request in live if request.row not in lost and not request.record.evicting]
-        rows = {request.key_in_table for request in wants if not is_ahead(request, plan)}
+        rows = {request.key_in_table for request in wants if not _is_ahead(request, plan)}
         wanted = plan.only(lambda row, generation: (row, generation) in rows)
         if wanted is None:
             return None
@@ -119,9 +119,12 @@ class PrefillKind(Kind[Prefill]):
                 state.ask(request.key, request.gateway_generation)
 
 
-def is_ahead(request: Request, plan: Prefill) -> bool:
-    """Return whether a later rank has the plan's chunk already: a controller died while it passed it on."""
-    return any(other.relay == plan.relay and other.rank > plan.rank for other in request.plans.values())
+def _is_ahead(request: Request, plan: Prefill) -> bool:
+    """Return whether a later rank has the row's chunks already, or the last one has done them: a controller died as it passed them on."""
+    if any(other.relay == plan.relay and other.rank > plan.rank for other in request.plans.values()):
+        return True
+    chunks = [chunk for chunk in plan.chunks if (chunk.row, chunk.row_generation) == request.key_in_table]
+    return all(chunk.end <= request.kv.prefilled[chunk.member] for chunk in chunks)
 
 
 def release_consumed(state: ControllerState, request: Request) -> bool:
