@@ -162,10 +162,13 @@ def _capture(path: Path, actor: str, count: int, directory: Path, out: Path | No
 
 
 def _expect_in_run(path: Path, actor: str) -> None:
-    """Raise RunError if the run has no such actor. Best effort: a run that begins or ends is asked as if it had."""
+    """Raise RunError if the run has no such actor, or its plans cannot be captured. Best effort: a run that begins or ends is asked as
+    if it had."""
     with suppress(ShmError, OSError), RunDirectory.attach(path, timeout_s=0.5) as run:
         if actor not in (actors := actors_of_run(run)):
             raise RunError(f"no actor {actor!r} in this run; there are {', '.join(actors)}")
+        if stage_of(actor) == "prefill" and read_run_info(run).config.prefill_ranks > 1:
+            raise RunError(f"{actor} is a stage of scheduling.prefill_pipeline: its plans cannot be done again alone")
 
 
 def _from_outside(path: Path, actor: str, directory: Path) -> list[Path]:
