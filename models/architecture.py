@@ -394,6 +394,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of one token's embedding row."""
         return (1 + self.num_deep) * self.language.hidden_size * DTYPE_BYTES[self.dtype]
 
+    def stream_token_bytes(self) -> int:
+        """Bytes of one token between two stages of prefill's pipeline: the residual stream and its norm."""
+        return 2 * self.language.hidden_size * DTYPE_BYTES[self.dtype]
+
 
 def kv_layer_bytes(heads: AttentionConfig, page_tokens: int, value_bytes: int, kv_dtype: KvDType) -> int:
     """Bytes of a layer's part of a KV page, whose values are as large as the model's unless ``kv_dtype`` says others."""

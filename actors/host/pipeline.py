@@ -13,7 +13,7 @@ from ...models.checkpoint.filling import tensor_over
 from ...models.checkpoint.weights import torch_dtype
 from ...models.lm.decoder import Stream
 from ...runtime.bus.plans import PrefillChunk
-from ...runtime.config.runtime_config import MAX_STEP_TOKENS, RuntimeConfig
+from ...runtime.config.runtime_config import RuntimeConfig
 from ...runtime.stage_table import number_of
 from ...shm.run_directory import RunDirectory
 from ...shm.stream_file import StreamFile
@@ -21,8 +21,7 @@ from ...shm.stream_file import StreamFile
 
 def open_streams(run: RunDirectory, config: RuntimeConfig, model: ModelConfig, *, writable: bool) -> StreamFile:
     """Open the file of streams."""
-    token_bytes = 2 * model.language.hidden_size * torch_dtype(model.dtype).itemsize  # the stream and its norm
-    return StreamFile(run, max(MAX_STEP_TOKENS, config.scheduling.prefill_budget_tokens), token_bytes, writable=writable)
+    return StreamFile(run, config.max_prefill_tokens, model.stream_token_bytes(), writable=writable)
 
 
 def layers_of_rank(num_layers: int, rank: int, num_ranks: int) -> range:

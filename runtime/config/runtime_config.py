@@ -53,6 +53,7 @@ from .toml_text import show, toml_table
 
 MAX_FILE_BYTES = 1 << 20
 MAX_STEP_TOKENS = 4096  # of a prefill or encode plan
+MAX_UNANSWERED = 2  # plans that an actor may have unacknowledged
 SERVER_FILES = ("api_keys_file", "tls_cert", "tls_key")  # of [server]; relative to the configuration's
 
 
@@ -102,6 +103,11 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def prefill_ranks(self) -> int:
         """The stages of prefill's pipeline; 1 if the run has none."""
         return sum(stage_of(actor) == "prefill" for actor in self.instances) if self.scheduling.prefill_pipeline else 1
+
+    @property
+    def max_prefill_tokens(self) -> int:
+        """The tokens that a prefill plan has at most."""
+        return max(MAX_STEP_TOKENS, self.scheduling.prefill_budget_tokens)
 
     @property
     def num_kv_pools(self) -> int:

@@ -10,7 +10,7 @@ import msgspec
 
 from ...schema.model_facts import ModelFacts
 from ...shm.flight_recorder import NUM_RECORDS, RECORD_BYTES
-from ..config.runtime_config import RuntimeConfig
+from ..config.runtime_config import MAX_UNANSWERED, RuntimeConfig
 from ..errors import ConfigError
 from ..pools import kv_pool, log_pool, packed_pool, state_pool, window_pool
 from ..stage_table import ACTORS, device_pools
@@ -64,6 +64,7 @@ class MemoryLayout(msgspec.Struct, frozen=True):
     weights: str = ""  # format of the language model's matrices; "": dtype
     sharing: str = ""
     num_recorders: int = len(ACTORS) + 1  # one per actor, and the supervisor's
+    stream_bytes: int = 0  # between the stages of prefill's pipeline, at most: the file takes them as they are written
 
     @property
     def has_states(self) -> bool:
@@ -85,7 +86,8 @@ class MemoryLayout(msgspec.Struct, frozen=True):
         """Shared memory of pools and tables, without the weights."""
         pools = sum(pool.num_bytes for pool in self.pools.values() if not pool.on_device)
         rows = self.num_rows * (12 * self.max_context + 24 * self.max_pages + ROW_DEFINITION_BYTES + 2 * ROW_STATE_BYTES)
-        return pools + rows + PLAN_SLOTS * self.plan_slot_bytes + DELTA_RING_BYTES + self.num_recorders * NUM_RECORDS * RECORD_BYTES
+        records = self.num_recorders * NUM_RECORDS * RECORD_BYTES
+        return pools + rows + PLAN_SLOTS * self.plan_slot_bytes + DELTA_RING_BYTES + records + self.stream_bytes
 
 
 _decode = msgspec.json.Decoder(MemoryLayout).decode
@@ -145,7 +147,14 @@ def plan_layout(config: RuntimeConfig, facts: ModelFacts, dtype: str, room: Devi
         kv_dtype=dtype if memory.kv_dtype == "auto" else memory.kv_dtype,
         device=config.model.device,
         num_recorders=len(config.instances) + 1,
+        stream_bytes=_num_streams(config) * config.max_prefill_tokens * facts.stream_token_bytes,
     )
+
+
+def _num_streams(config: RuntimeConfig) -> int:
+    """Return the number of streams that a pipeline keeps: of each plan that may be in it, those behind all stages but the last."""
+    ranks = config.prefill_ranks
+    return MAX_UNANSWERED * ranks * (ranks - 1)
 
 
 def _check_model(config: RuntimeConfig, facts: ModelFacts) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from ....schema.media import ItemShape, MediaKind
 from ...bus.messages import RequestSpec
-from ...config.runtime_config import MAX_STEP_TOKENS
+from ...config.runtime_config import MAX_STEP_TOKENS, MAX_UNANSWERED
 from ...stage_table import ACTORS, InstanceId
 from .facts import NO_OBJECTIVES, Facts, Objective, RequestKind
 from .page_keys import Positions, indices
@@ -93,7 +93,7 @@ class Limits:
     max_spec_bytes: int = 65536
     max_state_bytes: int = 131072
     num_plan_slots: int = 64
-    depth: int = 2  # plans that an actor may have unacknowledged
+    depth: int = MAX_UNANSWERED
     routing: Routing = "least_load"  # among several instances of a stage, and several devices
     tbt_target_s: float = 0.05
     tbt_factor: float = 0.0  # above 0: the objective is this multiple of the undisturbed step, once measured, and

@@ -1,4 +1,4 @@
-"""Prefill's pipeline in the controller (RS1, RS6): the order of chunks in each stage, and what happens when a stage or a request fails."""
+"""Prefill's pipeline in the controller (RS1, RS6): the order of chunks in each stage, and what a failed stage or request leads to."""
 
 import pytest
 

@@ -28,6 +28,14 @@ def test_on_cuda_the_pools_of_the_model_leave_shared_memory() -> None:
     assert device.plan_slot_bytes == host.plan_slot_bytes
 
 
+def test_the_streams_of_a_pipeline_are_counted() -> None:
+    facts = msgspec.structs.replace(FACTS, stream_token_bytes=1000)
+    plain = parse_config('[actors]\nlayout = "E+3P+D"')
+    pipeline = parse_config('[actors]\nlayout = "E+3P+D"\n[scheduling]\nprefill_pipeline = true\nprefill_budget_tokens = 5000')
+    before, after = (plan_layout(config, facts, "float32").num_bytes for config in (plain, pipeline))
+    assert after - before == 6 * 2 * 5000 * 1000, "six plans, each with what it leaves at two stages"
+
+
 GIB = 1 << 30
 QWEN_7B = ModelFacts(
     kv_page_bytes=16 * 57344,

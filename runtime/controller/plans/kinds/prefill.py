@@ -120,7 +120,7 @@ class PrefillKind(Kind[Prefill]):
 
 
 def _is_ahead(request: Request, plan: Prefill) -> bool:
-    """Return whether a later rank has the row's chunks already, or the last one has done them: a controller died as it passed them on."""
+    """Return whether a later rank has the row's chunks, or the last one has done them: a controller died as it passed them on."""
     if any(other.relay == plan.relay and other.rank > plan.rank for other in request.plans.values()):
         return True
     chunks = [chunk for chunk in plan.chunks if (chunk.row, chunk.row_generation) == request.key_in_table]
