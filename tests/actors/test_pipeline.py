@@ -9,10 +9,13 @@ from mmrt.actors.host.embedding_pages import HostEmbeddingPages
 from mmrt.actors.host.pipeline import PipelineStage, layers_of_rank, open_streams
 from mmrt.actors.prefill import PrefillWorker
 from mmrt.models.architecture import ModelConfig
-from mmrt.runtime.bus.messages import Done, Skipped
+from mmrt.models.config import facts_of
+from mmrt.runtime.bus.messages import Done, Pooling, Skipped
 from mmrt.runtime.bus.plans import Prefill, PrefillChunk
 from mmrt.runtime.bus.sampling import Sampling
-from mmrt.runtime.config.runtime_config import parse_config
+from mmrt.runtime.config.runtime_config import MAX_UNANSWERED, parse_config
+from mmrt.runtime.controller.scheduling.types import num_relays
+from mmrt.runtime.process.memory_layout import plan_layout
 from mmrt.shm.logprob_file import PROMPT
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.actors.bench import PAGE_TOKENS, Bench, Row, Weights, clip
@@ -97,6 +100,36 @@ def test_log_probabilities_come_from_the_last_stage(bench: Bench) -> None:
     assert np.array_equal(ours.own, theirs.own) and np.array_equal(ours.ids, theirs.ids)
 
 
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_vectors_come_from_the_last_stage(bench: Bench, pooling: Pooling) -> None:
+    prompt, workers = bench.ids(40), stages(bench, 2)
+    rows = [bench.place(prompt, row=at, pooling=pooling) for at in (0, 1)]
+    for row in rows:
+        bench.grant_all(row)
+    for first, last in ((0, 25), (25, 40)):
+        assert bench.worker.execute(Prefill([chunks_of(rows[0], first, last, [])])) == Done()
+        for rank, worker in enumerate(workers):
+            for _ in range(2):
+                assert worker.execute(Prefill([chunks_of(rows[1], first, last, [])], rank, relay=3)) == Done()
+        for row in rows:
+            bench.table.set_prefilled(row.row, 0, last)
+    assert np.array_equal(*[bench.table.vectors.read(at, 40) for at in (0, 1)])
+
+
+def test_the_last_stage_draws_the_first_token_once(bench: Bench) -> None:
+    prompt, workers = bench.ids(40), stages(bench, 2)
+    rows = [bench.place(prompt, row=at) for at in (0, 1)]
+    for row in rows:
+        bench.grant_all(row)
+    assert bench.worker.execute(Prefill([chunks_of(rows[0], 0, 40, [])])) == Done()
+    assert workers[0].execute(Prefill([chunks_of(rows[1], 0, 40, [])], 0, 0)) == Done()
+    assert bench.table.committed(1, rows[1].generation) == 0
+    for _ in range(2):
+        assert workers[1].execute(Prefill([chunks_of(rows[1], 0, 40, [])], 1, 0)) == Done()
+    assert [bench.table.committed(row.row, row.generation) for row in rows] == [1, 1]
+    assert bench.table.ids[1, 0] == bench.table.ids[0, 0]
+
+
 def test_the_last_stage_leaves_a_chunk_behind_one_that_was_not_done(bench: Bench) -> None:
     """Its token would be drawn over keys and values that are not there."""
     row, workers = bench.place(bench.ids(40)), stages(bench, 2)
@@ -109,6 +142,16 @@ def test_the_last_stage_leaves_a_chunk_behind_one_that_was_not_done(bench: Bench
     assert workers[1].execute(rest) == Done()
     bench.table.set_prefilled(row.row, 0, 39)
     assert workers[1].execute(rest) == Skipped(), "it was done before"
+
+
+def test_the_file_of_streams_is_as_large_as_the_layout_says(run: RunDirectory, tiny: tuple[ModelConfig, Weights]) -> None:
+    config, model = parse_config('[actors]\nlayout = "E+3P+D"\n[scheduling]\nprefill_pipeline = true'), tiny[0]
+    layout, token = plan_layout(config, facts_of(model, PAGE_TOKENS), model.dtype), bytes(model.stream_token_bytes())
+    streams = open_streams(run, config, model, writable=True)
+    streams.create()
+    last = PipelineStage.open(run, config, model, "prefill.1", CPU)._place(num_relays(3, MAX_UNANSWERED) - 1, 1)
+    streams.write(last, config.max_prefill_tokens - 1, token)
+    assert run.segment_path("streams").stat().st_size == layout.stream_bytes
 
 
 def test_layers_are_divided_evenly() -> None:

@@ -59,6 +59,22 @@ def test_each_stage_is_killed_in_mid_chunk(pipeline: Server) -> None:
     pipeline.wait_until_empty()
 
 
+def test_its_plans_are_not_captured(pipeline: Server) -> None:
+    done = pipeline.mmrt("replay", "--capture", "prefill.1", "--wait", "1")
+    assert done.returncode == 1 and "prefill.1 is a stage of scheduling.prefill_pipeline" in done.stderr
+
+
+def test_a_stage_restarts_in_mid_prompt(pipeline: Server) -> None:
+    expected = pipeline.chat(LONG)[1]
+    with ThreadPoolExecutor() as pool:
+        answers = [pool.submit(pipeline.chat, LONG) for _ in range(4)]
+        for actor in ("prefill.1", "prefill"):
+            done = pipeline.mmrt("restart", actor)
+            assert done.returncode == 0, done.stderr
+        assert [answer.result()[1] for answer in answers] == [expected] * 4
+    pipeline.wait_until_empty()
+
+
 def test_its_stages_stay_as_many(pipeline: Server) -> None:
     done = pipeline.mmrt("scale", "prefill=3")
     assert done.returncode == 1 and "prefill.2, a stage of a pipeline, would come or go" in done.stderr
