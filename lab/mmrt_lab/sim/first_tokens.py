@@ -13,14 +13,16 @@ from .step_log import StepLog
 
 
 class FirstTokens:
-    """Those of all prefills. ``log``: a plan that draws some is a step of it."""
+    """Those of all prefills, of a pipeline of ``num_ranks`` those of the last. ``log``: a plan that draws some is a step of it."""
 
-    def __init__(self, queue: EventQueue, rows: Rows, gateway: Gateway) -> None:
+    def __init__(self, queue: EventQueue, rows: Rows, gateway: Gateway, num_ranks: int) -> None:
         self.log = StepLog(queue.now_ns)
-        self._queue, self._rows, self._gateway = queue, rows, gateway
+        self._queue, self._rows, self._gateway, self._num_ranks = queue, rows, gateway, num_ranks
 
     def draw(self, plan: Prefill) -> None:
         """Commit the tokens that a plan draws, which ends now."""
+        if plan.rank < self._num_ranks - 1:
+            return
         drawn = []
         for chunk in plan.chunks:
             request = self._rows.request(chunk.row, chunk.row_generation)

@@ -129,7 +129,7 @@ class Simulation:
         self.workers: dict[InstanceId, Worker] = {}
         self.gap_counts = [0] * NUM_BUCKETS  # of times between tokens, by bucket
         self.logs: list[StepLog] = []  # of decodes, in the order in which they were started
-        self.first_tokens = FirstTokens(queue, self.rows, self.gateway)
+        self.first_tokens = FirstTokens(queue, self.rows, self.gateway, limits.prefill_ranks)
         self._costs = costs
         self._recomputes = link is not None and link.recomputes
         self._takes_turns = config.actors.turns == "plans"
