@@ -2,6 +2,7 @@
 the supervisor before its zygote imports."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -11,10 +12,13 @@ def missing_bytecode(package: str) -> str:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None or not spec.has_location:
         return ""
-    if Path(importlib.util.cache_from_source(spec.origin)).exists():
+    file = Path(importlib.util.cache_from_source(spec.origin))
+    if file.exists():
         return ""
+    remedy = f"call python -m compileall -q {Path(spec.origin).parent}"
     if sys.dont_write_bytecode:
-        where = Path(spec.origin).parent
-        remedy = f"unset it, or call python -m compileall -q {where}"
-        return f"has no bytecode of {package}, and PYTHONDONTWRITEBYTECODE is set: each start makes it; {remedy}"
+        return f"has no bytecode of {package}, and PYTHONDONTWRITEBYTECODE is set: each start makes it; unset it, or {remedy}"
+    folder = next(parent for parent in file.parents if parent.exists())
+    if not os.access(folder, os.W_OK):
+        return f"has no bytecode of {package}, and may not write in {folder}: each start makes it; {remedy} as its owner"
     return f"has no bytecode of {package}: this start makes it and takes longer, later ones find it"

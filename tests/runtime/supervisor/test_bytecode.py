@@ -1,5 +1,6 @@
 """A start that makes bytecode says so, and why it is not kept."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,16 @@ def test_bytecode_that_is_not_kept(package: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     assert f"PYTHONDONTWRITEBYTECODE is set: each start makes it; unset it, or call python -m compileall -q {package}" in (
         missing_bytecode(package.name)
+    )
+
+
+def test_bytecode_that_may_not_be_kept(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say of packages that root has installed. Root may write everywhere, so the system's answer is given."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(os, "access", lambda path, mode: (Path(path), mode) != (package, os.W_OK))
+    assert missing_bytecode(package.name) == (
+        f"has no bytecode of imported_at_starts, and may not write in {package}: each start makes it; "
+        f"call python -m compileall -q {package} as its owner"
     )
 
 
