@@ -17,6 +17,8 @@ from llvmlite import binding, ir
 import mmrt
 from mmrt.cpu_kernels import (
     attention_kernel,
+    flash_items,
+    flash_pairs,
     int4_kernels,
     int8_kernels,
     int8g_kernels,
@@ -311,9 +313,11 @@ def test_every_kernel_is_an_image() -> None:
             *(kind(stored, width) for kind in layer_kernels._KINDS.values() for stored in kernel.STORED.values()),
             attention_kernel._Heads(attention_kernel.Shape(2, 8, 128, 16, torch.bfloat16), width, False),
             attention_kernel._Heads(attention_kernel.Shape(8, 1, 64, 64, torch.float32), width, False),
+            flash_items.Items(64, 0.125, width),
         ):
             assert kernel._compile(kernel._module(tiles, 32), kernel._CPUS[capability]).code
     for packed in (int4_kernels._Tiles, int8g_kernels._Tiles):
         assert kernel._compile(kernel._module(packed(width, with_vnni=True), 32), kernel._WITH_VNNI).code
     heads = attention_kernel._Heads(attention_kernel.Shape(2, 4, 64, 16, torch.bfloat16), width, True)
-    assert kernel._compile(kernel._module(heads, 32), kernel._WITH_BFLOAT16).code
+    for tiles in (heads, flash_pairs.PairItems(64, 0.125, width)):
+        assert kernel._compile(kernel._module(tiles, 32), kernel._WITH_BFLOAT16).code
