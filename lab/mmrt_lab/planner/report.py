@@ -5,10 +5,11 @@ from typing import Literal
 
 import msgspec
 
+from mmrt.actors.gateway.watching.own_load import FULL
 from mmrt.runtime.autoscale.demand import Demand
 
 from ..goodput.tables import Table
-from ..sim.endpoint import FULL, gateways_needed
+from ..sim.endpoint import gateways_needed
 from .grid import Bracket, Grid
 from .heuristic import Division
 from .measure import Outcome

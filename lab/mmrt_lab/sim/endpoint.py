@@ -6,14 +6,13 @@ its own, as decode's steps make it; where the gateway is late, several come toge
 
 import math
 
+from mmrt.actors.gateway.watching.own_load import FULL
 from mmrt.runtime.stage_table import STAGES
 
 REQUEST_S = 1.5e-3
 """Processor time of a gateway for a request with its first text: ``mmrt bench gateway``, ``mmrt bench burst`` (measurements.md)."""
 TOKEN_S = 59e-6
 """For each further piece of text of a stream: 17,000 a second take all of one."""
-FULL = 0.7
-"""The share of a gateway's time above which requests wait for it noticeably."""
 
 
 def gateways_busy(num_requests: int, num_tokens: int, seconds: float) -> float:
@@ -24,7 +23,8 @@ def gateways_busy(num_requests: int, num_tokens: int, seconds: float) -> float:
 
 
 def gateways_needed(busy: float) -> int:
-    """Return the least number of gateways of which none is busier than ``FULL``; or as many as a run can have."""
+    """Return the least number of gateways of which none is busier than ``FULL``, from which on one says so in its log; or as many as a
+    run can have."""
     return min(max(1, math.ceil(busy / FULL)), STAGES["gateway"].max_count)
 
 

@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from mmrt.actors.gateway.watching.own_load import FULL
 from mmrt.bench.render import show_report
 from mmrt.bench.serve.report import Report
 from mmrt_lab.planner.measure import Outcome
@@ -12,7 +13,7 @@ from mmrt_lab.planner.report import LayoutReport, _endpoint, _rate_row
 from mmrt_lab.sim.command import run_load
 from mmrt_lab.sim.costs import Overheads
 from mmrt_lab.sim.delays import DrawnDelays
-from mmrt_lab.sim.endpoint import FULL, REQUEST_S, TOKEN_S, gateways_busy, gateways_needed, in_words
+from mmrt_lab.sim.endpoint import REQUEST_S, TOKEN_S, gateways_busy, gateways_needed, in_words
 from mmrt_lab.sim.events import EventQueue
 from mmrt_lab.sim.options import parse_sim
 from mmrt_lab.sim.report import make_report
