@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..config.runtime_config import RuntimeConfig
-from ..stage_table import MAX_INSTANCES, expand_layout, format_layout
+from ..stage_table import MAX_INSTANCES, STAGES, expand_layout, format_layout
 from .scaler import KindFigures, Meter, Proposal, Rules, Sample, Scaler, kinds_of, letters_of
 
 _BACKLOG_SHARE = 0.5  # of the tightest objective of TTFT
@@ -36,7 +36,7 @@ class Adviser:
             self._meter = Meter(sample)
             return Advice({})
         figures = self._meter.look(sample, kinds_of(config.processes))
-        proposals = self._scaler.propose(sample.at_s, figures)
+        proposals = [one for one in self._scaler.propose(sample.at_s, figures) if not _is_set(config, one.kind)]
         if sample.idle_cores is not None and sample.idle_cores < self._least_idle:
             kept = [one for one in proposals if one.wanted > one.num]
             proposals = [one for one in proposals if one.wanted < one.num]
@@ -45,6 +45,11 @@ class Adviser:
         if not proposals:
             return Advice(figures)
         return Advice(figures, scaled(config.actors.layout, proposals), list(map(_words, proposals)))
+
+
+def _is_set(config: RuntimeConfig, kind: str) -> bool:
+    """Return whether a live run cannot change the number of such processes: the stages of a pipeline."""
+    return config.scheduling.prefill_pipeline and STAGES["prefill"].letter in kind
 
 
 def _words(proposal: Proposal) -> str:

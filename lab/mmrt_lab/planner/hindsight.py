@@ -92,7 +92,7 @@ def replay(past: Past, config: RuntimeConfig, costs_name: str, model: Path | Non
         found = [(other, serve(other, costs)) for other in _policies(config)]
         ahead = max(found, key=lambda one: _merit(config, one[1]), default=(config, present))[0]
         ahead = ahead if found and _merit(config, serve(ahead, costs)) > _merit(config, present) else config
-        found += [(other, serve(other, costs)) for other in _layouts(ahead)]
+        found += [(other, serve(other, costs)) for other in layouts(ahead)]
     others = [compare(config, other, records, present) for other, records in found]
     others.sort(key=lambda one: (-one.attainment, one.mean_ttft_s))
     return Hindsight(
@@ -213,10 +213,11 @@ def _policies(config: RuntimeConfig) -> Iterable[RuntimeConfig]:
             yield _with(config, "scheduling", "policy", policy)
 
 
-def _layouts(config: RuntimeConfig) -> Iterable[RuntimeConfig]:
-    """Yield it with one process more, or one fewer, of each stage that can have several."""
+def layouts(config: RuntimeConfig) -> Iterable[RuntimeConfig]:
+    """Yield it with one process more, or one fewer, of each stage that can have several; those of a pipeline stay as many."""
     layout, seen = config.actors.layout, {config.actors.layout}
-    for stage in [name for name, record in STAGES.items() if record.letter]:
+    divided = {"prefill"} if config.scheduling.prefill_pipeline else set()
+    for stage in [name for name, record in STAGES.items() if record.letter and name not in divided]:
         count = sum(actor.partition(".")[0] == stage for actor in config.instances)
         for wanted in (count - 1, count + 1):
             try:

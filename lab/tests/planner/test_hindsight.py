@@ -14,7 +14,7 @@ from mmrt.runtime.errors import ConfigError, UserError
 from mmrt.runtime.observe.traffic import TrafficMedium, TrafficRow
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.conftest import Server
-from mmrt_lab.planner.hindsight import compare, find_factor, replay, show, times
+from mmrt_lab.planner.hindsight import compare, find_factor, layouts, replay, show, times
 from mmrt_lab.planner.past_traffic import Past, from_file, from_run
 from mmrt_lab.sim.command import run_load
 from mmrt_lab.sim.costs import load_costs
@@ -64,6 +64,12 @@ def test_the_machines_speed_is_found_again_and_systems_are_compared(tmp_path: Pa
     out = io.StringIO()
     show(Console(file=out, width=140), found)
     assert "40 requests of 0 min, simulated with costs demo-cpu times" in out.getvalue() and "monolithic E+P+D (now)" in out.getvalue()
+
+
+def test_a_pipeline_keeps_its_stages() -> None:
+    config = parse_config('[actors]\nlayout = "E+2P+D"\n[scheduling]\nprefill_pipeline = true')
+    assert "E+2P+2D" in (found := {other.actors.layout for other in layouts(config)})
+    assert all("2P" in layout for layout in found)
 
 
 def test_a_difference_is_as_sure_as_it_stays_in_resamplings() -> None:

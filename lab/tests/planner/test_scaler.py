@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mmrt.runtime.autoscale.advice import scaled
 from mmrt.runtime.autoscale.demand import Demand
 from mmrt.runtime.autoscale.scaler import WINDOW_S, KindFigures, Meter, Proposal, Rules, Sample, Scaler, kinds_of
-from mmrt.runtime.config.runtime_config import RuntimeConfig
+from mmrt.runtime.config.runtime_config import RuntimeConfig, parse_config
 from mmrt.runtime.errors import UserError
 from mmrt.runtime.stage_table import InstanceId, check_layout, processes_of
 from mmrt_lab.planner.advice import Adviser, load_plan
@@ -228,3 +228,12 @@ def test_recorded_looks_at_a_live_run_give_known_advice() -> None:
     assert layouts[:15] == [None] * 15 and layouts[38:] == [None] * 15  # before the load has lasted, and after it
     assert layouts[15:19] == ["E+P+D+P"] * 4 and layouts[19:36] == ["E+P+D+P+D"] * 17 and layouts[36:38] == ["E+P+2D"] * 2
     assert advices[18].why == ["P: 1 → 2, 3.6 s of work wait"]
+
+
+def test_the_stages_of_a_pipeline_are_not_to_be_more() -> None:
+    """Such a layout would be refused; decodes can follow the load."""
+    lines = (Path(__file__).parent / "recorded_looks.jsonl").read_text().splitlines()
+    config = parse_config('[actors]\nlayout = "E+2P+D"\n[scheduling]\nprefill_pipeline = true')
+    adviser = Adviser(config, calm_s=20.0, planned=None)
+    looks = [(msgspec.convert(line["sample"], Sample), msgspec.convert(line["demand"], Demand)) for line in map(json.loads, lines)]
+    assert {adviser.look(*look, config).layout for look in looks} == {None, "E+2P+2D"}
