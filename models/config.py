@@ -119,6 +119,9 @@ def gpu_fault(config: ModelConfig) -> str:
         return "norms of all query heads together"
     if sizes := {mixer.head_dim for mixer in mixers} - {*GPU_HEADS}:
         return f"heads of {max(sizes)} values, not {', '.join(map(str, GPU_HEADS))}"
+    turning = ((2 * len(config.language.ropes[mixer.rope].axes), mixer.head_dim) for mixer in mixers)
+    if parts := {(turned, size) for turned, size in turning if 0 < turned < size}:
+        return "heads of {1} values of which {0} turn".format(*max(parts))
     return ""
 
 

@@ -13,6 +13,7 @@ import torch
 from mmrt.actors import memory
 from mmrt.actors.host.actor import Ending
 from mmrt.actors.host.shared_tensors import WEIGHTS_SEGMENT, SharedTensors
+from mmrt.models.architecture import RopeConfig
 from mmrt.models.config import gpu_fault, load_model_config, pipeline_fault
 from mmrt.runtime.config.runtime_config import RuntimeConfig, parse_config
 from mmrt.runtime.config.sections import MemorySection, ModelSection
@@ -103,8 +104,10 @@ def test_what_a_killed_predecessor_left_is_made_anew(
         ({"scale": 1.0}, ""),
         ({"owner": 0}, ""),
         ({"sees_pictures": True}, ""),
-        ({"head_dim": 512}, ""),
+        ({"head_dim": 512, "rope": 1}, ""),
         ({"head_dim": 96}, "heads of 96 values, not 16, 32"),
+        ({"has_joint_norms": True}, "norms of all query heads together"),
+        ({"rope": 2}, "heads of 32 values of which 12 turn"),
     ],
 )
 def test_a_model_without_kernels_for_a_gpu_is_refused_there(
@@ -114,7 +117,8 @@ def test_a_model_without_kernels_for_a_gpu_is_refused_there(
     assert gpu_fault(builder.model) == ""
     first, last = builder.model.language.layers[0], builder.model.language.layers[-1]
     changed = msgspec.structs.replace(last, mixer=msgspec.structs.replace(last.mixer, **change))
-    language = msgspec.structs.replace(builder.model.language, layers=(first, changed))
+    ropes = (*builder.model.language.ropes, RopeConfig(theta=1e4), RopeConfig(theta=1e4, axes=(0,) * 6))
+    language = msgspec.structs.replace(builder.model.language, layers=(first, changed), ropes=ropes)
     builder.model = msgspec.structs.replace(builder.model, language=language)
     if not said:
         assert gpu_fault(builder.model) == ""
