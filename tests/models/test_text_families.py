@@ -206,7 +206,7 @@ def test_the_ropes_of_olmo_3(tmp_path: Path, is_old: bool) -> None:
     ropes = {"full_attention": {"rope_theta": 5e5, **yarn}, SLIDING: {"rope_type": "default", "rope_theta": 5e5}}
     reference = save(tmp_path, "olmo3", sliding_window=24, num_hidden_layers=5, rope_parameters=ropes)
     if is_old:
-        edit(tmp_path, rope_parameters=ABSENT, rope_theta=5e5, rope_scaling=yarn, layer_types=ABSENT)
+        edit(tmp_path, rope_parameters=ABSENT, rope_theta=5e5, rope_scaling=yarn, layer_types=ABSENT, sliding_window_pattern=2)
     config = check(tmp_path, reference)
     assert [layer.mixer.rope for layer in config.language.layers] == [1, 1, 1, 0, 1]
     edit(tmp_path, sliding_window=4 * CONTEXT)
@@ -378,6 +378,7 @@ def test_greedy_tokens_equal_those_of_generate(tmp_path: Path) -> None:
         ("granite", {"mlp_bias": True}, "mlp_bias is true"),
         ("granite", {"residual_multiplier": 0.0}, "residual_multiplier is 0"),
         ("olmo3", {"sliding_window": None}, "no window is used"),
+        ("olmo3", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters has those of all layers alike"),
         ("olmo3", {"rope_parameters": {SLIDING: {"rope_type": "yarn"}}}, "sliding_attention.rope_type is 'yarn', expected 'default'"),
         ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads is 3, which does not divide"),
     ],

@@ -90,19 +90,24 @@ def _with_norms_behind(config: JsonObject, language: LanguageConfig) -> Language
     return replace(language, layers=tuple(replace(layer, has_input_norms=False) for layer in language.layers))
 
 
-_windows_of_olmo3 = partial(windows_by_pattern, default_interval=4)
+def _windows_of_olmo3(config: JsonObject, num_layers: int) -> list[int]:
+    """All layers but each fourth have one, or those that ``layer_types`` names. Gemma's pattern says nothing here."""
+    return windows_by_pattern(config.with_values({"sliding_window_pattern": None}), num_layers, default_interval=4)
 
 
 def _with_local_rope(config: JsonObject, language: LanguageConfig) -> LanguageConfig:
     """OLMo 3's: layers with a window, also one as large as the context, have a rotary embedding that is not stretched."""
-    local = config.object("rope_parameters").object("sliding_attention")
+    ropes = config.object("rope_parameters")
+    if ropes.has("rope_type", "rope_theta"):
+        raise config.error("rope_parameters", "has those of all layers alike, expected full_attention and sliding_attention")
+    local = ropes.object("sliding_attention")
     local.text("rope_type", default="default", choices=("default",))
     windows = _windows_of_olmo3(config, language.num_layers)
     layers = tuple(
         replace(layer, mixer=replace(layer.mixer, rope=int(window > 0))) for layer, window in zip(language.layers, windows, strict=True)
     )
-    ropes = (*language.ropes, RopeConfig(theta=local.number("rope_theta", default=5e5)))
-    return _with_norms_behind(config, replace(language, layers=layers, ropes=ropes))
+    both = (*language.ropes, RopeConfig(theta=local.number("rope_theta", default=5e5)))
+    return _with_norms_behind(config, replace(language, layers=layers, ropes=both))
 
 
 _SMOLLM3 = Reading(
