@@ -253,5 +253,11 @@ def test_what_is_not_supported_is_refused_by_name(checkpoints: Callable[[str], P
         load_model_config(edited(checkpoints("minicpmv4_6"), tmp_path / "made", file, changes))
 
 
+@pytest.mark.parametrize("name", ["image_end_id", "slice_start_id", "newline_id"])
+def test_ids_around_pictures_that_the_tokenizer_has_not(checkpoints: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{name} is 5, but tokenizer.json has "):
+        load_model_config(edited(checkpoints("minicpmv4_7"), tmp_path / "made", "config.json", {name: 5}))
+
+
 def test_the_published_shape_has_its_published_size(sized: Callable[..., float]) -> None:
     assert sized("minicpmv4_6", "1.3b") / 1e9 == pytest.approx(1.3, rel=0.03)

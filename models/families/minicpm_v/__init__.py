@@ -3,7 +3,7 @@
 A picture is shown as a whole, a large one once more in slices, behind its number in the request. The two differ by positions.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _TOWER = {"hidden_size": 768, "num_attention_heads": 12, "patch_size": 16}  # where the file does not say
 _MERGE = 4  # twice two patches at a side of a token
+_IDS = ("image_start_id", "image_end_id", "slice_start_id", "slice_end_id", "newline_id")  # of ``item_text_ids``, in config.json
 _SAVED = {"vision.merger.": "model.merger.mlp.0.", "vision.": "model.vision_tower.", "language.": "model.language_model."}
 
 
@@ -60,7 +61,10 @@ class MiniCpmFamily:
 
         config = seeing.parse_config(files, self._name, parse_text, parse_tower, slices.parse_rules)
         config = add_texts(files, config, numbers_videos=not self._has_canvas)
-        return replace(config, behind_ids=config.item_text_ids[-1:] if self._has_canvas else ())
+        if not self._has_canvas:
+            return config
+        _expect_ids(root, config.item_text_ids)
+        return replace(config, behind_ids=config.item_text_ids[-1:])
 
     def recipes(self) -> Mapping[str, CheckpointRecipe]:
         return made_recipes(__package__, self._name)
@@ -88,6 +92,13 @@ class MiniCpmFamily:
     sample_frames = staticmethod(slices.sample_frames)
     video_item = staticmethod(slices.video_item)
     video_with_sound = staticmethod(seeing.video_with_sound)
+
+
+def _expect_ids(root: JsonObject, ids: Sequence[int]) -> None:
+    """Raise CheckpointError where config.json, by whose ids transformers finds canvases, has others than tokenizer.json."""
+    for name, own in zip(_IDS, ids, strict=True):
+        if (told := root.integer(name, default=own, least=0)) != own:
+            raise root.error(name, f"is {told}, but tokenizer.json has {own}")
 
 
 def _parse_tower(root: JsonObject, vision: JsonObject, hidden_size: int) -> MiniCpmVision:
