@@ -15,6 +15,7 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
 
 from ..checkpoint.files import template_source
 from ..errors import CheckpointError
@@ -96,7 +97,7 @@ class ChatTemplate:
         except (RecursionError, MemoryError) as error:
             raise TemplateRefusal(f"the model's chat template fails on the messages: {type(error).__name__}") from error
         finally:
-            context.vars.clear()  # of its macros, which refer to it: else all would wait for a collection of garbage
+            _drop_macros(context)
 
     def _shows_parts(self) -> bool:
         """True if a list is shown as ``content``. Templates for text alone print it as it is, omit it or fail."""
@@ -112,6 +113,15 @@ class ChatTemplate:
             if isinstance(error.__cause__, TemplateLimit):
                 raise CheckpointError(f"the chat template cannot be used: {error.__cause__}") from error
             return ""
+
+
+def _drop_macros(context: jinja2.runtime.Context) -> None:
+    """Take its macros, which refer to it, from a context that is no longer needed, and from each macro what it refers to, say itself:
+    else all would wait for a collection of garbage."""
+    for variable in context.vars.values():
+        if isinstance(variable, jinja2.runtime.Macro):
+            vars(variable).clear()
+    context.vars.clear()
 
 
 def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:

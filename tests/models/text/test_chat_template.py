@@ -223,10 +223,13 @@ def test_a_namespace_does_not_print_what_is_in_it() -> None:
     assert ChatTemplate(LAUGHS + "{{ ns }}").render(MESSAGES) == "<Namespace>"
 
 
-def test_a_render_leaves_no_garbage() -> None:
-    """Its macros and its context refer to each other."""
+@pytest.mark.parametrize("more", ["", "{% if m is mapping %}{{ said(m.content) }}{% endif %}"])
+def test_a_render_leaves_no_garbage(more: str) -> None:
+    """Its macros and its context refer to each other, and a macro that calls itself to itself."""
     template = ChatTemplate(
-        "{% macro said(m) %}{{ m.role }}: {{ m.content }}{% endmacro %}{% for m in messages %}{{ said(m) }}{% endfor %}"
+        "{% macro said(m) %}{% if m is mapping %}{{ m.role }}: {{ m.content }}{% endif %}"
+        + more
+        + "{% endmacro %}{% for m in messages %}{{ said(m) }}{% endfor %}"
     )
     gc.collect()
     gc.disable()
