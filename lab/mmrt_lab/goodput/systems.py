@@ -29,8 +29,8 @@ def parse_systems(text: str, base: RuntimeConfig, objective: Objective) -> list[
 
 
 def configure(name: str, base: RuntimeConfig, objective: Objective) -> RuntimeConfig:
-    """The configuration of a system: ``base`` with its policy or preset, its layout, with ":pipeline" prefill as a pipeline, and the
-    objective, which policies steer by.
+    """The configuration of a system: ``base`` with its policy or preset, its layout, behind which ":pipeline" makes prefill a pipeline,
+    and the objective, which policies steer by.
 
     Raises: ConfigError.
     """
@@ -39,7 +39,8 @@ def configure(name: str, base: RuntimeConfig, objective: Objective) -> RuntimeCo
     if colon and kind != "pipeline":
         raise ConfigError(f"{name}: {kind!r} behind a layout, expected pipeline")
     data = to_data(base)
-    data["scheduling"]["prefill_pipeline"] = bool(colon)
+    if layout or policy in PRESETS:
+        data["scheduling"]["prefill_pipeline"] = bool(colon)
     data["slo"] = objective.sections
     if policy in PRESETS:
         data["scheduling"]["preset"] = policy

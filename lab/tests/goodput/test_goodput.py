@@ -196,6 +196,9 @@ def test_a_layout_can_be_a_pipeline() -> None:
     config = configure("overlap@E+2P+D:pipeline", RuntimeConfig(), objective)
     assert (config.prefill_ranks, config.actors.layout) == (2, "E+2P+D")
     assert configure("overlap@E+2P+D", RuntimeConfig(), objective).prefill_ranks == 1
+    assert configure("auto", config, objective).prefill_ranks == 2, "the configuration's layout stays as it is"
+    for other in ("auto@E+2P+D", "monolithic"):
+        assert configure(other, config, objective).prefill_ranks == 1
     with pytest.raises(ConfigError, match="'pipes' behind a layout, expected pipeline"):
         configure("overlap@E+2P+D:pipes", RuntimeConfig(), objective)
     with pytest.raises(ConfigError, match="has one prefill, expected 2 or more"):
