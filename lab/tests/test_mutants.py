@@ -255,7 +255,7 @@ MECHANISMS = {  # by their ids
         f"{RULES}/plans/plan_dispatch.py",
         "if not (rank := inflight.plan.rank):",
         "if (rank := inflight.plan.rank) or not rank:",
-        "tests/runtime/controller/test_recovery_world.py",
+        "tests/runtime/controller/test_pipelines.py",
     ),
     "MS2": Mutant(
         f"{SCHEDULING}/routing.py",
