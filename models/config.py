@@ -62,6 +62,8 @@ def load_model_config(
         raise CheckpointError(f"{files.path / 'config.json'}: {error}") from None
     config = family_named(name).parse_config(files)
     _check_ids(Path(path), config)
+    if config.vision_rules is not None and min(config.vision_rules.image_std) <= 0:
+        raise CheckpointError(f"{path}: image_std is {list(config.vision_rules.image_std)}, expected numbers above 0")
     if max_context > config.max_context:
         raise CheckpointError(f"{path}: max_context of {max_context} is above the model's limit of {config.max_context}")
     dtype = config.dtype if dtype == "auto" else dtype

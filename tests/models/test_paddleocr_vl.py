@@ -100,6 +100,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "placeholder": ("config.json", {"image_token_id": 5000}, "image placeholder id is 5000, outside the vocabulary of 1216"),
     "filter": ("preprocessor_config.json", {"resample": 1}, r"resample is 1, expected 2 \(bilinear\) or 3 \(bicubic\)"),
+    "colours": ("preprocessor_config.json", {"image_std": [0.5, 0, 0.5]}, r"image_std is \[0.5, 0.0, 0.5\], expected numbers above 0"),
     "patches": ("preprocessor_config.json", {"patch_size": 16}, "patch_size is 16, but the vision tower has 14"),
     "frames": ("preprocessor_config.json", {"temporal_patch_size": 2}, "temporal_patch_size is 2, but the vision tower has 1"),
     "step": ("preprocessor_config.json", {"do_normalize": False}, "do_normalize is false, which is not supported"),
