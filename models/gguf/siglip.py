@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ..checkpoint.gguf_names import has_swapped_names
+from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
 from .contents import Contents, Fields
 from .tower_facts import check_width, facts_of, shape_of
@@ -94,7 +95,10 @@ def smolvlm_fields(contents: Contents, tower: Contents, config: Fields) -> dict[
 
 def _vision_fields(tower: Contents) -> Fields:
     """vision_config. The width of feed-forwards is that of the tensors: older files tell another. Raises: CheckpointError."""
-    facts = facts_of(tower)
+    facts, told = facts_of(tower), JsonObject(tower.metadata, tower.where)
+    for key, only in (("clip.use_gelu", True), ("clip.use_silu", False)):
+        if told.boolean(key, default=only) != only:
+            raise told.error(key, f"is {not only}, expected {only}: the towers of these models have GELU")
     up = "v.blk.0.ffn_down.weight" if has_swapped_names(tower.shapes) else "v.blk.0.ffn_up.weight"
     return {
         "hidden_act": "gelu_pytorch_tanh",

@@ -65,6 +65,13 @@ def test_a_tower_of_another_kind_is_refused(folder: Path, tmp_path: Path) -> Non
         gguf_directory(folder / "model.gguf", tmp_path / "home", tower=file)
 
 
+@pytest.mark.parametrize(("key", "value"), [("clip.use_gelu", False), ("clip.use_silu", True)])
+def test_a_tower_with_another_activation_is_refused(folder: Path, tmp_path: Path, key: str, value: bool) -> None:
+    file = write_siglip(folder / "checkpoint", tmp_path / "mmproj.gguf", changes={key: value})
+    with pytest.raises(CheckpointError, match=f"{key} is {value}, expected {not value}"):
+        gguf_directory(folder / "model.gguf", tmp_path / "home", tower=file)
+
+
 def test_a_model_without_the_placeholder_is_refused(folder: Path, tmp_path: Path) -> None:
     write_gguf(folder / "checkpoint", tmp_path / "model.gguf", tokens=False)
     with pytest.raises(CheckpointError, match="tokenizer.ggml"):
