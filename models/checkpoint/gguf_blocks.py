@@ -206,7 +206,7 @@ READ_TYPES = tuple(_VALUES)
 _CODES: dict[str, Callable[[Tensor], Codes]] = {"Q4_0": _codes_4_0, "Q4_1": _codes_4_1, "Q4_K": _codes_4_k}
 INT4_TYPES = tuple(_CODES)
 NARROW_TYPES = (*INT4_TYPES, "Q2_K", "Q3_K")
-"""Of up to 4 bits: int4 holds their codes as they are, or rounds their values, to the tenth of their own error at most."""
+"""Of up to 4 bits: int4 holds their codes as they are, or rounds their values, which adds a tenth of their own error at most."""
 
 
 def block_codes(blocks: Tensor, kind: str) -> Codes:
