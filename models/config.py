@@ -116,6 +116,8 @@ def facts_of(config: ModelConfig, kv_page_tokens: int, kv_transfer_dtype: Transf
 
 def gpu_fault(config: ModelConfig) -> str:
     """What a model has that no kernel for a GPU computes; "" for one that runs there."""
+    if state_layout(config) is not None:
+        return "recurrent states"
     mixers = {layer.mixer for layer in config.language.layers if isinstance(layer.mixer, AttentionConfig)}
     if any(mixer.has_joint_norms for mixer in mixers):
         return "norms of all query heads together"

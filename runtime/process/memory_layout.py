@@ -171,8 +171,6 @@ def _check_model(config: RuntimeConfig, facts: ModelFacts) -> None:
 
 def _check_states(config: RuntimeConfig, grid: int) -> None:
     """Check what a model with recurrent states asks of a run, whose states are kept every ``grid`` tokens. Raises: ConfigError."""
-    if config.model.on_cuda:
-        raise ConfigError(f"model.device is {config.model.device!r}: models with recurrent states run on a CPU only")
     if config.memory.kv_page_tokens != grid:
         raise ConfigError(f"memory.kv_page_tokens is {config.memory.kv_page_tokens}: the model's recurrent states need {grid}")
     budget = config.scheduling.prefill_budget_tokens

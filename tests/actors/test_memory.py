@@ -15,6 +15,7 @@ from mmrt.actors.host.actor import Ending
 from mmrt.actors.host.shared_tensors import WEIGHTS_SEGMENT, SharedTensors
 from mmrt.models.architecture import RopeConfig
 from mmrt.models.config import gpu_fault, load_model_config, pipeline_fault
+from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.runtime.config.runtime_config import RuntimeConfig, parse_config
 from mmrt.runtime.config.sections import MemorySection, ModelSection
 from mmrt.runtime.errors import ConfigError, UserError
@@ -124,6 +125,13 @@ def test_a_model_without_kernels_for_a_gpu_is_refused_there(
         assert gpu_fault(builder.model) == ""
         return
     with pytest.raises(ConfigError, match=f"model.device is 'cuda:0', but the model has .*{said}.*: it runs on a CPU only"):
+        build(builder)
+
+
+def test_recurrent_states_are_refused_on_a_gpu(run: RunDirectory, tmp_path: Path) -> None:
+    make_checkpoint("tiny", tmp_path / "made", "qwen3_5")
+    builder = Builder(run, tmp_path / "made", msgspec.structs.replace(SMALL, model=ModelSection(device="cuda:0")))
+    with pytest.raises(ConfigError, match="the model has recurrent states: it runs on a CPU only"):
         build(builder)
 
 

@@ -225,7 +225,6 @@ def test_states_have_pools_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[model]\ndevice = "cuda:0"\n', "recurrent states run on a CPU only"),
         ("[memory]\nkv_page_tokens = 32\n", "kv_page_tokens is 32: .* need 16"),
         ("[scheduling]\nprefill_budget_tokens = 8\n", "prefill_budget_tokens is 8: .* need 16 at least"),
     ],
