@@ -264,7 +264,7 @@ PROCESSED_OTHERWISE: dict[str, tuple[object, str]] = {
     "do_resize": (False, "is false"),
     "do_rescale": (False, "is false"),
     "do_normalize": (False, "is false"),
-    "resample": (2, "is 2, expected 3"),
+    "resample": (1, r"is 1, expected 2 \(bilinear\) or 3"),
     "rescale_factor": (1.0, "is 1, expected 0.00392"),
     "temporal_patch_size": (1, "is 1, but the vision tower has 2"),
     "merge_size": (4, "is 4, but the vision tower has 2"),
