@@ -23,9 +23,9 @@ LARGE = "m-Q8_0.gguf"
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """A model in two types, with factors of rope in a tensor; and what is none."""
     folder = tmp_path_factory.mktemp("gguf")
-    make_checkpoint("tiny", folder / "llama", "llama")
+    make_checkpoint("tiny", folder / "text", "phi3")
     for kind in ("Q8_0", "F16"):
-        write_gguf(folder / "llama", folder / f"m-{kind}.gguf", kind)
+        write_gguf(folder / "text", folder / f"m-{kind}.gguf", kind)
     shutil.copy(folder / "m-F16.gguf", folder / "mmproj-m-F16.gguf")
     (folder / "README.md").write_text("# m")
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file()}
