@@ -323,7 +323,7 @@ def _times(stream: Any, walk: _Walk) -> tuple[tuple[float, ...] | None, float, f
     fps = float(stream.average_rate or stream.guessed_rate or 25)
     shown = walk.shown_pts()
     if len(shown) > 1 and shown[-1] > shown[0] and stream.time_base:
-        ticks, per_s = stream.time_base.as_integer_ratio()
+        ticks, per_s = stream.time_base.numerator, stream.time_base.denominator
         starts_s = [pts * ticks / per_s for pts in shown]
         frame_s = (starts_s[-1] - starts_s[0]) / (len(shown) - 1)
         end_s = starts_s[-1] + max(float(walk.last_ticks * stream.time_base), float(np.median(np.diff(starts_s))))
