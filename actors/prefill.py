@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..models.architecture import ModelConfig
 from ..models.families.registry import family_of
-from ..models.lm.decoder import AfterLayer, Chunk, Decoder, StateRefs
+from ..models.lm.decoder import AfterLayer, Chunk, Decoder, StateRefs, Stream
 from ..models.lm.warm_up import warm_up_prefill
 from ..models.pictures import whole_runs, within
 from ..models.sampling.logprobs import logprobs_of
@@ -138,23 +138,27 @@ class PrefillWorker:
                 specs = [decode_sequence_spec(self._table.read_spec(chunk.row)) for chunk in live]
                 chunks = list(map(self._chunk, specs, live))
                 stream = stage.read(plan.relay, live)
-                if not stage.is_last:
+                if stage.is_last:
+                    self._end(specs, live, chunks, stream)
+                else:
                     stage.write(plan.relay, live, self._model.prefill_layers(chunks, stage.layers, stream, self._after_layer))
-                    return Done()
-                wanted = [at for at, (spec, chunk) in enumerate(zip(specs, live, strict=True)) if _is_read(spec, chunk)]
-                ends = [at for at, (spec, chunk) in enumerate(zip(specs, live, strict=True)) if self._first_tokens.are_due(spec, chunk)]
-                hidden = self._model.prefill(chunks, wanted, self._after_layer, ends, stream, stage.layers.start)
-                states_of = dict(zip(sorted({*wanted, *ends}), hidden, strict=True))
-                for at in wanted:
-                    self._write_logprobs(specs[at], live[at], states_of[at])
-                    if _is_pooled(specs[at], live[at]):
-                        self._write_vector(specs[at], live[at], states_of[at])
-                if ends:
-                    rows = [(live[at].row, live[at].row_generation, specs[at]) for at in ends]
-                    self._first_tokens.draw(rows, torch.cat([states_of[at][-1:] for at in ends]))
             finally:
                 self._completion.wait()  # also after an error: kernels before it may still be writing pages
         return Done()
+
+    def _end(self, specs: list[SequenceSpec], live: list[PrefillChunk], chunks: list[Chunk], stream: Stream | None) -> None:
+        """Take the chunks through the last layers; write what is asked for of their tokens, and draw first tokens."""
+        wanted = [at for at, (spec, chunk) in enumerate(zip(specs, live, strict=True)) if _is_read(spec, chunk)]
+        ends = [at for at, (spec, chunk) in enumerate(zip(specs, live, strict=True)) if self._first_tokens.are_due(spec, chunk)]
+        hidden = self._model.prefill(chunks, wanted, self._after_layer, ends, stream, self._stage.layers.start)
+        states_of = dict(zip(sorted({*wanted, *ends}), hidden, strict=True))
+        for at in wanted:
+            self._write_logprobs(specs[at], live[at], states_of[at])
+            if _is_pooled(specs[at], live[at]):
+                self._write_vector(specs[at], live[at], states_of[at])
+        if ends:
+            rows = [(live[at].row, live[at].row_generation, specs[at]) for at in ends]
+            self._first_tokens.draw(rows, torch.cat([states_of[at][-1:] for at in ends]))
 
     def _write_logprobs(self, spec: SequenceSpec, chunk: PrefillChunk, hidden: Tensor) -> None:
         """Write those of the prompt's tokens that follow the chunk's, a few at a time: logits take much memory."""
