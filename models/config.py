@@ -130,7 +130,7 @@ def gpu_fault(config: ModelConfig) -> str:
 
 
 def pipeline_fault(config: ModelConfig) -> str:
-    """What keeps a model's layers from being divided among stages of prefill; "" for one whose layers can be."""
+    """Return what keeps a model's layers from being divided among stages of prefill; "" for one whose layers can be."""
     language = config.language
     if state_layout(config) is not None:
         return "recurrent states"

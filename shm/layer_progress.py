@@ -1,4 +1,4 @@
-"""How far prefill is with its plans: a word for each, read by those who copy the K and V of a layer while the next ones are computed
+"""Progress of prefill with its plans: a word for each, read by those who copy the K and V of a layer while the next ones are computed
 (KT1).
 
 A plan's word has the generation of the process that does it, and the number of layers whose K and V it has stored. A process that does

@@ -100,7 +100,7 @@ class PageCopier:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it has plans, and there was nothing to copy for any of them."""
+        """True if it has plans, and there was nothing to copy for any of them."""
         return bool(self._works) and not self._queue and all(work.waits for work in self._works)
 
     def take(self, command: Run) -> None:

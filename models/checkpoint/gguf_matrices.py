@@ -45,7 +45,7 @@ class StoredBlocks(NamedTuple):
 
     @property
     def has_4_bits(self) -> bool:
-        """Whether int4 holds it, code for code or rounded again."""
+        """True if int4 holds it, code for code or rounded again."""
         return self.tensor.dtype in NARROW_TYPES
 
 

@@ -98,7 +98,7 @@ class PlanBase(Wire, frozen=True):
 
     @property
     def relay(self) -> int:
-        """What no other plan in a pipeline has, but the next rank's of the same chunks; -1 without one."""
+        """The number that no other plan in a pipeline has, but the next rank's of the same chunks; -1 without one."""
         return -1
 
     @property

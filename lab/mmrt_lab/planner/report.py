@@ -139,7 +139,7 @@ def _rate_row(one: LayoutReport) -> list[str]:
 
 
 def _gateways(point: Outcome | None) -> str:
-    """How many the load needs."""
+    """Return how many the load needs."""
     return "" if point is None or point.gateways_busy is None else str(gateways_needed(point.gateways_busy))
 
 

@@ -1,4 +1,4 @@
-"""How MiniCPM-V cuts pictures into slices, and takes frames of videos (pure). The rules are those of transformers'
+"""Slices of pictures, and frames of videos, as MiniCPM-V takes them (pure). The rules are those of transformers'
 MiniCPMV4_6ImageProcessor, MiniCPMV4_6VideoProcessor and their processor.
 """
 
