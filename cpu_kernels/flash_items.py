@@ -243,8 +243,8 @@ class Items:
         place: ir.Value,
         is_first: ir.Value,
     ) -> ir.Value:
-        """Turn a query's scores into weights, which are 0 but for the keys that it has ``seen``. Returns the factor of what was summed
-        up before."""
+        """Turn a query's scores into weights. The weights of keys that it has not ``seen`` are 0. Returns the factor for the sums so
+        far."""
 
         def larger(one: ir.Value, other: ir.Value) -> ir.Value:
             return builder.select(builder.fcmp_ordered(">", one, other), one, other)

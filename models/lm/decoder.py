@@ -89,7 +89,7 @@ class Decoder(Protocol):
     def prefill_layers(
         self, chunks: list[Chunk], layers: range, stream: Stream | None = None, after_layer: AfterLayer | None = None
     ) -> Stream:
-        """The part of ``prefill`` in these layers, of which the last of the model is none (RS1). ``stream`` comes from the layers
+        """The part of ``prefill`` in these layers (RS1). The model's last layer is not among them. ``stream`` comes from the layers
         before them; None at the first. The parts together give the same bits as ``prefill`` alone. Not for a model with a
         ``pipeline_fault``."""
         ...

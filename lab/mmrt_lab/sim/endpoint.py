@@ -23,8 +23,8 @@ def gateways_busy(num_requests: int, num_tokens: int, seconds: float) -> float:
 
 
 def gateways_needed(busy: float) -> int:
-    """Return the least number of gateways of which none is busier than ``FULL``, from which on one says so in its log; or as many as a
-    run can have."""
+    """Return the least number of gateways of which none is busier than ``FULL``, at most as many as a run can have. A gateway that is
+    busier says so in its log."""
     return min(max(1, math.ceil(busy / FULL)), STAGES["gateway"].max_count)
 
 

@@ -1,4 +1,4 @@
-"""The decoder of Qwen3.5, which MiniCPM-V has, too: three layers with a DeltaNet for one that attends. Pure."""
+"""The decoder of Qwen3.5 and MiniCPM-V: three layers with a DeltaNet for one that attends. Pure."""
 
 from msgspec.structs import replace
 

@@ -127,7 +127,7 @@ class Limits:
         return self.kv_page_tokens if self.num_state_pages else 1
 
     def is_divided(self, stage: str) -> bool:
-        """Return whether all actors of the stage are needed: those of a pipeline, of which none does another's work."""
+        """Return whether the stage needs all of its actors. In a pipeline none does another's work."""
         return stage == "prefill" and self.prefill_ranks > 1
 
 
