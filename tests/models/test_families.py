@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from mmrt.actors.host.media_rules import for_run
 from mmrt.actors.video.items import open_item
@@ -27,7 +28,7 @@ from mmrt.models.families.family import Family
 from mmrt.models.families.item_check import fault_of
 from mmrt.models.families.registry import FAMILIES, family_named, family_of
 from mmrt.models.lm.decoder import Chunk
-from mmrt.models.lm.language_model import build_language_model
+from mmrt.models.lm.language_model import LanguageModel, build_language_model
 from mmrt.models.make.checkpoint import make_checkpoint
 from mmrt.models.text.tokenizer import Tokenizer
 from mmrt.models.towers.dispatch import Towers
@@ -146,6 +147,68 @@ def test_a_new_family_s_tensors_and_towers(toy: Path, load: Callable[..., Any]) 
     lm.prefill([Chunk(output, torch.arange(2).expand(3, -1), 0, torch.arange(4))])
     logits = lm.decode(torch.tensor([5]), torch.full((3, 1), 2), torch.tensor([3]), torch.arange(4)[None])
     assert logits.shape == (1, 320) and logits.isfinite().all()
+
+
+def expected_logits(checkpoint: Path, ids: torch.Tensor) -> torch.Tensor:
+    """Of each of a prompt's tokens (shape [tokens, 320]), by dense attention with a mask and the parts of transformers' Llama."""
+    llama: Any = importlib.import_module("transformers.models.llama.modeling_llama")
+    weights = {name.removeprefix("toy/"): value.float() for name, value in load_file(checkpoint / "model.safetensors").items()}
+    turns = llama.LlamaRotaryEmbedding(llama.LlamaConfig(hidden_size=32, num_attention_heads=2, head_dim=16, rope_theta=10000.0))
+    cos, sin = turns(torch.zeros(1), torch.arange(len(ids))[None])
+    behind = torch.arange(len(ids))[:, None] - torch.arange(len(ids))
+
+    def project(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x @ weights[f"language.{name}.weight"].T
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        rms = llama.LlamaRMSNorm(32, 1e-6)
+        rms.weight = torch.nn.Parameter(weights[f"language.{name}.weight"])
+        return rms(x)  # type: ignore[no-any-return]
+
+    stream, kept = weights["language.embed_tokens.weight"][ids], []
+    for layer in range(4):
+        place = f"layers.{layer}"
+        x = norm(stream, f"{place}.input_layernorm")
+        q = project(x, f"{place}.self_attn.q_proj").view(-1, 2, 16).transpose(0, 1)[None]
+        if layer < 2:
+            kept.append([project(x, f"{place}.self_attn.{it}_proj").view(-1, 1, 16).transpose(0, 1)[None] for it in "kv"])
+            q, kept[layer][0] = llama.apply_rotary_pos_emb(q, kept[layer][0], cos, sin)
+        else:
+            q, _ = llama.apply_rotary_pos_emb(q, q, cos, sin)
+        k, v = kept[layer % 2]
+        seen = (behind >= 0) & (behind < (24 if layer % 2 == 0 else len(ids)))
+        mixed = torch.nn.functional.scaled_dot_product_attention(q, k.expand_as(q), v.expand_as(q), seen)
+        stream = stream + project(mixed[0].transpose(0, 1).flatten(1), f"{place}.self_attn.o_proj")
+        x = norm(stream, f"{place}.post_attention_layernorm")
+        gate = torch.nn.functional.silu(project(x, f"{place}.mlp.gate_proj"))
+        stream = stream + project(gate * project(x, f"{place}.mlp.up_proj"), f"{place}.mlp.down_proj")
+    return project(norm(stream, "norm"), "embed_tokens")
+
+
+@torch.inference_mode()
+def test_a_new_family_s_windows_and_shared_keys(toy: Path, load: Callable[..., Any]) -> None:
+    """Pages of layers with a window lie in a pool of their own; layers whose keys are another's have none."""
+    config, weights = load(toy)
+    whole, apart = config.kv_page_bytes(16), config.window_page_bytes(16)
+    assert (config.language.num_kv_layers, config.language.last_owner, 2 * apart) == (2, 1, whole)
+    ids = torch.randint(0, 300, (90,), generator=torch.Generator().manual_seed(1))
+    expected, places, table = expected_logits(toy, ids), torch.arange(90).expand(3, -1), torch.arange(6)
+    pools = [torch.zeros(6, num_bytes, dtype=torch.uint8) for num_bytes in (whole - apart, apart)]
+    lm = LanguageModel(config, weights, pools[0], 16, windows=pools[1])
+    for start, end in ((0, 7), (7, 50), (50, 80)):
+        chunk = Chunk(lm.embed(ids[start:end]), places[:, start:end], start, table, ids=ids[start:end], window_table=table.clone())
+        hidden = lm.prefill(
+            [chunk], [0] if start != 7 else []
+        )  # a prompt whose logits nobody wants ends behind the last layer with keys
+        for found in hidden:
+            torch.testing.assert_close(lm.logits(found), expected[start:end], rtol=1e-4, atol=5e-5)
+    for at in range(80, 90):
+        table_of_windows = table[None].clone()
+        table_of_windows[:, : (at - 23) // 16] = 5 - at % 2  # no token of these pages is in a window
+        logits = lm.decode(
+            ids[at : at + 1], places[:, at : at + 1], torch.tensor([at + 1]), table[None], window_tables=table_of_windows
+        )
+        torch.testing.assert_close(logits[0], expected[at], rtol=1e-4, atol=5e-5)
 
 
 def test_the_runtime_takes_sizes_from_a_new_family(toy: Path) -> None:

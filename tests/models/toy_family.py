@@ -1,5 +1,6 @@
 """A model family in one module: the left and the right half of a picture in tiles of 16 x 16, nine of which make a token; between
-the halves is a word. ``test_families`` registers it."""
+the halves is a word. Every second layer of its decoder has a window, and the upper half attends to keys and values of the lower.
+``test_families`` registers it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,13 +31,13 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
         hidden_size=width,
         rms_norm_eps=1e-6,
         tie_embeddings=True,
-        layers=(
+        layers=tuple(
             LayerConfig(
-                mixer=AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=width // 2),
+                mixer=AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=width // 2, window=window, owner=owner),
                 feed_forward=MlpConfig(intermediate_size=2 * width),
-            ),
-        )
-        * config.integer("layers"),
+            )
+            for window, owner in ((config.integer("window"), -1), (0, -1), (config.integer("window"), 0), (0, 1))
+        ),
         ropes=(RopeConfig(theta=10000.0),),
     )
     return ModelConfig(
@@ -66,7 +67,7 @@ def checkpoint_name(name: str) -> str:
 
 def recipes() -> Mapping[str, CheckpointRecipe]:
     def files(ids: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-        config = {"model_type": "toy", "width": 32, "layers": 2, "words": 320, "end": [ids["<|im_end|>"]], "tile": ids["<tile>"]}
+        config = {"model_type": "toy", "width": 32, "window": 24, "words": 320, "end": [ids["<|im_end|>"]], "tile": ids["<tile>"]}
         config["cut"] = ids["<cut>"]
         return {"config.json": config}
 
