@@ -1,9 +1,16 @@
-"""llama.cpp's converter is run for both files, and a tokenizer that it does not know is no reason to end. The converter here is a small
-one: llama.cpp's source is in no package that tests have."""
+"""llama.cpp's converter is run for the files of a checkpoint, with a configuration that it knows, and a tokenizer that it does not know
+is no reason to end. The converter here is a small one: llama.cpp's source is in no package that tests have."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmrt.models.families.registry import family_named
+from mmrt_lab.peers.converter_config import converter_config, converter_name, converter_tokenizer
 
 BASE = """
 class TextModel:
@@ -12,19 +19,86 @@ class TextModel:
             return "llama-bpe"
         raise NotImplementedError
 """
+TENSORS = """
+class SafetensorsLocal:
+    def __init__(self, file):
+        self.tensors = {file.read_text(): 0}
+"""
 PROGRAM = """
-import sys
+import json, sys
+from pathlib import Path
 from conversion.base import TextModel
+from gguf.utility import SafetensorsLocal
 kinds = [TextModel().get_vocab_base_pre(name) for name in ("known", "made")]
-open(sys.argv[sys.argv.index("--outfile") + 1], "w").write(" ".join([*kinds, sys.argv[1], *sys.argv[6:]]))
+seen = Path(sys.argv[1])
+said = [*kinds, seen.name, *SafetensorsLocal(seen / "model.safetensors").tensors]
+said += json.loads((seen / "config.json").read_text())["architectures"]
+open(sys.argv[sys.argv.index("--outfile") + 1], "w").write(" ".join([*said, *sys.argv[6:]]))
 """
 
 
-def test_both_files_are_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tower", ["vision_config", "audio_config", None])
+def test_the_files_of_a_model_are_written(tmp_path: Path, tower: str | None) -> None:
     (tmp_path / "source" / "conversion").mkdir(parents=True)
     (tmp_path / "source" / "conversion" / "base.py").write_text(BASE)
     (tmp_path / "source" / "convert_hf_to_gguf.py").write_text(PROGRAM)
+    (tmp_path / "source" / "gguf-py" / "gguf").mkdir(parents=True)
+    (tmp_path / "source" / "gguf-py" / "gguf" / "utility.py").write_text(TENSORS)
+    (tmp_path / "source" / "gguf-py" / "gguf" / "__init__.py").touch()
+    (tmp_path / "checkpoint").mkdir()
+    config = {
+        "model_type": "lighton_ocr",
+        "architectures": ["LightOnOcrForConditionalGeneration"],
+        "text_config": {"model_type": "qwen3"},
+    }
+    (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config | ({tower: {}} if tower else {})))
+    (tmp_path / "checkpoint" / "model.safetensors").write_text("weights")
     paths = [str(tmp_path / name) for name in ("source", "checkpoint", "files")]
     subprocess.run([sys.executable, "-m", "mmrt_lab.peers.convert", *paths], check=True, timeout=60)
     said = {file.name: file.read_text() for file in (tmp_path / "files").iterdir()}
-    assert said == {"model.gguf": f"llama-bpe qwen2 {paths[1]}", "mmproj.gguf": f"llama-bpe qwen2 {paths[1]} --mmproj"}
+    text = "llama-bpe qwen2 checkpoint weights LightOnOCRForConditionalGeneration"
+    assert said == {"model.gguf": text} | ({"mmproj.gguf": f"{text} --mmproj"} if tower else {})
+
+
+def made_config(family: str) -> dict[str, Any]:
+    """config.json of a tiny checkpoint."""
+    recipe = family_named(family).recipes()["tiny"]
+    names = [*recipe.special_tokens, *recipe.plain_tokens]
+    return recipe.files({name: number for number, name in enumerate(names)})["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("family", "decoder", "tower"),
+    [
+        ("smolvlm", "LlamaForCausalLM", None),
+        ("internvl", "Qwen2ForCausalLM", "InternVisionModel"),
+        ("lighton_ocr", "Qwen3ForCausalLM", None),
+        ("qwen2_5_vl", None, None),
+    ],
+)
+def test_the_parts_have_names(family: str, decoder: str | None, tower: str | None) -> None:
+    found = converter_config(made_config(family))
+    names = [found[part].get("architectures", [None])[0] for part in ("text_config", "vision_config")]
+    assert names == [decoder, tower]
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("qwen2_5_omni", "Qwen2_5OmniModel"), ("qwen3_omni_moe", "Qwen3OmniMoeForConditionalGeneration"), ("qwen3_asr", None)],
+)
+def test_a_thinker_is_within_a_model(family: str, name: str | None) -> None:
+    config = made_config(family)
+    found = converter_config(config)
+    assert found["thinker_config"] == config and found["architectures"] == ([name] if name else config["architectures"])
+
+
+def test_tensors_have_published_names() -> None:
+    assert converter_name("vision_tower.post_layernorm.bias", "gemma3") == "vision_tower.vision_model.post_layernorm.bias"
+    assert converter_name("vision_tower.post_layernorm.bias", "llava") == "vision_tower.post_layernorm.bias"
+
+
+def test_smolvlm_has_a_token_of_two_line_ends() -> None:
+    tokenizer = {"model": {"vocab": {"a": 0, "Ċ": 1, "Ġnoword": 2}}, "added_tokens": []}
+    assert converter_tokenizer(tokenizer, "smolvlm")["model"]["vocab"] == {"a": 0, "Ċ": 1, "ĊĊ": 2}
+    assert converter_tokenizer(tokenizer, "qwen2") == tokenizer
+    assert converter_tokenizer({"model": {"vocab": {"ĊĊ": 0}}}, "smolvlm")["model"]["vocab"] == {"ĊĊ": 0}

@@ -33,7 +33,7 @@ def test_each_number_of_tokens_is_a_load() -> None:
     assert list(loads) == ["one of 240 tokens", "one of 1010 tokens", "picture"]
     assert "--input-tokens 1010" in loads["one of 1010 tokens"].line
     figures = [figure for load in loads.values() for figure in load.figures]
-    assert len(set(figures)) == 5 and "one request of 240 tokens: TTFT, ms" in figures
+    assert len(set(figures)) == 6 and "one request of 240 tokens: TTFT, ms" in figures
 
 
 @pytest.mark.parametrize(

@@ -45,16 +45,20 @@ def make_checkpoint(
     recipes = family_named(family).recipes()
     if shape not in recipes:
         raise ValueError(f"no shape {shape!r} of {family}; there are {', '.join(recipes)}")
-    out = Path(out)
+    write_checkpoint(recipes[shape], Path(out), seed, progress)
+
+
+def write_checkpoint(recipe: CheckpointRecipe, out: Path, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> None:
+    """As ``make_checkpoint``, of any recipe. Raises: FileExistsError if ``out`` already exists; CheckpointError."""
     if out.exists():
         raise FileExistsError(f"{out} exists already")
     partial = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    ids = write_tokenizer(partial, recipes[shape])
-    write_configs(partial, recipes[shape], ids)
+    ids = write_tokenizer(partial, recipe)
+    write_configs(partial, recipe, ids)
     config = load_model_config(partial)
-    _write_weights(partial, config, recipes[shape].are_stacked, sorted(ids.values()), seed, progress)
+    _write_weights(partial, config, recipe.are_stacked, sorted(ids.values()), seed, progress)
     partial.rename(out)
 
 

@@ -42,7 +42,17 @@ LOADS = {
     ),
     "picture": Load(
         "--modality image --concurrency 1 --num-requests 4 --image-size 336x336 --input-tokens 16 --max-tokens 8",
-        {"one picture: TTFT, ms": lambda report: 1e3 * _of(report.groups[0].ttft).p50},
+        {
+            "one picture: TTFT, ms": lambda report: 1e3 * _of(report.groups[0].ttft).p50,
+            "one picture: tokens of a prompt": lambda report: _prompt_tokens(report),
+        },
+    ),
+    "clip": Load(
+        "--modality audio --concurrency 1 --num-requests 4 --audio-seconds 10 --input-tokens 16 --max-tokens 8",
+        {
+            "one clip of 10 s: TTFT, ms": lambda report: 1e3 * _of(report.groups[0].ttft).p50,
+            "one clip of 10 s: tokens of a prompt": lambda report: _prompt_tokens(report),
+        },
     ),
     "four": Load(
         "--concurrency 4 --num-requests 8 --input-tokens 64 --max-tokens 64",
@@ -158,6 +168,11 @@ def _report(client: OwnRun, options: Sequence[str]) -> Report:
     file = client.home / "report.json"
     client.command("bench", "serve", "--json", str(file), *options)
     return msgspec.json.decode(file.read_bytes(), type=Report)
+
+
+def _prompt_tokens(report: Report) -> float:
+    """Mean; of a server that does not say it, 0."""
+    return report.groups[0].num_input_tokens / (report.groups[0].num_requests - report.groups[0].num_failed or 1)
 
 
 def _stall(report: Report) -> StallSummary:

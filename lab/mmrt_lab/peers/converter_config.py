@@ -1,0 +1,48 @@
+"""A checkpoint's configuration, tokenizer and names of tensors in the words that llama.cpp's converter knows (pure).
+
+Published files have these words, those of ``mmrt model make`` and of transformers 5 do not.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_DECODERS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_NAMES = {"LightOnOcrForConditionalGeneration": "LightOnOCRForConditionalGeneration"}
+_TENSORS = {"gemma3": {"vision_tower.": "vision_tower.vision_model."}}  # by model_type: how names begin
+_PARAGRAPH = "ĊĊ"  # two line ends, as tokenizers of bytes write them
+
+
+def converter_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json as the converter finds the decoder and the towers."""
+    model_type = config["model_type"]
+    found = {**config, "architectures": [_NAMES.get(name, name) for name in config["architectures"]]}
+    if model_type in ("smolvlm", "internvl", "lighton_ocr"):
+        found["text_config"] = {**config["text_config"], "architectures": [_DECODERS[config["text_config"]["model_type"]]]}
+    if model_type == "internvl":
+        found["vision_config"] = {"layer_norm_eps": 1e-6, **config["vision_config"], "architectures": ["InternVisionModel"]}
+    if model_type == "qwen2_5_omni_thinker":
+        found |= {"model_type": "qwen2_5_omni", "architectures": ["Qwen2_5OmniModel"], "thinker_config": config}
+    if model_type == "qwen3_omni_moe_thinker":
+        found |= {"model_type": "qwen3_omni_moe", "architectures": ["Qwen3OmniMoeForConditionalGeneration"], "thinker_config": config}
+    if model_type == "qwen3_asr":
+        found["thinker_config"] = config
+    return found
+
+
+def converter_name(name: str, model_type: str) -> str:
+    """The name of a tensor."""
+    for begun, known in _TENSORS.get(model_type, {}).items():
+        if name.startswith(begun):
+            return known + name.removeprefix(begun)
+    return name
+
+
+def converter_tokenizer(tokenizer: Mapping[str, Any], model_type: str) -> dict[str, Any]:
+    """tokenizer.json. SmolVLM's has a token of two line ends, which llama.cpp puts before a picture: of a made one, a word that no text
+    gives becomes it."""
+    words = tokenizer["model"].get("vocab", {})
+    if model_type != "smolvlm" or not isinstance(words, dict) or _PARAGRAPH in words:
+        return {**tokenizer}
+    last = max(words, key=lambda word: words[word])
+    changed = {_PARAGRAPH if word == last else word: number for word, number in words.items()}
+    return {**tokenizer, "model": {**tokenizer["model"], "vocab": changed}}
