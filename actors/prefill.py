@@ -67,13 +67,13 @@ def main(actor: Actor) -> None:
         actor.flight.record(Kind.FIRST_TOKEN, began_ns, time.monotonic_ns() - began_ns, row, generation)
 
     stage = PipelineStage.open(actor.run, actor.config, actor.model, actor.name, shared.device)
-    layers = open_counter(actor)
+    layers = open_counter(actor, stage)
     after_layer = actor.turn.after_layer if layers is None else layers.before(actor.turn.after_layer)
     worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, completion, after_layer, note_draw, stage)
     cache = cache_directory(actor.config)
     states = PageLoader(actor.run, PagePool.attach(actor.run, state_pool(actor.kv_pool), "fill"), cache) if layout.has_states else None
     loader = PageLoader(actor.run, kv, cache, states)
-    packing = open_packing(actor, layout.kv_page_tokens)
+    packing = open_packing(actor, layout.kv_page_tokens) if stage.is_last else None
     packed = None if packing is None else PackedPages(actor, kv, packing, "own")
 
     def execute(plan: Plan) -> Result:
@@ -92,11 +92,13 @@ def main(actor: Actor) -> None:
     serve_plans(actor, execute, table, shared.device_pages)
 
 
-def open_counter(actor: Actor) -> LayerCounter | None:
-    """Return what tells other devices how many layers are stored, where there are several (KT1)."""
-    if actor.config.num_kv_pools == 1:
+def open_counter(actor: Actor, stage: PipelineStage) -> LayerCounter | None:
+    """Return what tells other devices how many layers are stored, where there are several (KT1). Only the plans of the last stage are
+    followed: those of the stages before it are done when one of its begins."""
+    if actor.config.num_kv_pools == 1 or not stage.is_last:
         return None
-    return LayerCounter(LayerProgress.attach(actor.run, writable=True), actor.generation, number_of(actor.name))
+    words, layers = LayerProgress.attach(actor.run, writable=True), stage.layers
+    return LayerCounter(words, actor.generation, number_of(actor.name), layers.start, len(layers) / layers.stop)
 
 
 class PrefillWorker:

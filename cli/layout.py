@@ -7,7 +7,7 @@ import typer
 from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.errors import RunError
 from ..runtime.process.run import read_run_info
-from ..runtime.stage_table import STAGES, devices_of, instance_id, number_of, processes_of, stage_of
+from ..runtime.stage_table import STAGES, InstanceId, devices_of, instance_id, number_of, processes_of, stage_of
 from ..runtime.supervisor.control import LayoutRequest, call
 from ..shm.errors import MissingError
 from ..shm.run_directory import RunDirectory
@@ -22,13 +22,16 @@ def register(app: typer.Typer) -> None:
     @group.command()
     def show(run: RunName = None) -> None:
         """Print the layout, and the actors of each process."""
-        layout = _config(run).actors.layout
+        config = _config(run)
+        layout = config.actors.layout
         print(layout)
         devices, found = devices_of(layout), processes_of(layout)
         several = {name for name in found if number_of(name) or instance_id(stage_of(name), 1) in found}
         for name, together in found.items():
             if STAGES[stage_of(name)].has_device or name in several:
-                print(f"  {' and '.join(together)}{f' on device {devices[name]}' if name in devices else ''}")
+                pages = {actor: pages_elsewhere(config, actor) for actor in together}
+                names = [actor + (f" with KV pages on {home}" if home else "") for actor, home in pages.items()]
+                print(f"  {' and '.join(names)}{f' on device {devices[name]}' if name in devices else ''}")
 
     @group.command("set")
     def set_(
@@ -39,6 +42,12 @@ def register(app: typer.Typer) -> None:
         No request is lost. The names and stages of the others must stay: another division into processes needs another start.
         """
         tell(call(run_path(run), LayoutRequest(layout), timeout_s=None))
+
+
+def pages_elsewhere(config: RuntimeConfig, actor: InstanceId) -> str:
+    """Return the name of the device of an actor's KV pages, if that is not its own: of a stage of a pipeline; else ""."""
+    device = config.kv_device(actor)
+    return "" if device == config.actor_devices.get(actor, 0) else config.device_names[device]
 
 
 def _config(run: str | None) -> RuntimeConfig:

@@ -27,6 +27,7 @@ from ..shm.run_directory import RunDirectory, foreign_parent
 from .checkpoints import origin_of, whole_checkpoint
 from .daemon import detach
 from .hub_models import with_cached, with_fetched
+from .layout import pages_elsewhere
 from .options import (
     Adapter,
     ApiKey,
@@ -250,6 +251,7 @@ def _describe(plan: Plan, layout: MemoryLayout) -> None:
         section, process = plan.config.actor(name), plan.config.process_of(name)
         shared = f", in the process of {process}" if process != name else ""
         shared += f", on device {devices[name]}" if name in devices else ""
+        shared += f", KV pages on {home}" if (home := pages_elsewhere(plan.config, name)) else ""
         most = plan.config.most_threads(name)
         threads = f"{section.threads}" + (f" to {most}" if most > section.threads else "")
         print(f"actor          {name:<12} threads {threads}, nice {section.nice}{shared}")

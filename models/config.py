@@ -108,6 +108,7 @@ def facts_of(config: ModelConfig, kv_page_tokens: int, kv_transfer_dtype: Transf
         gpu_fault=gpu_fault(config),
         pipeline_fault=pipeline_fault(config),
         stream_token_bytes=config.stream_token_bytes(),
+        num_layers=config.language.num_layers,
         window_page_bytes=config.window_page_bytes(kv_page_tokens),
         window_tokens=config.language.window,
         window_chunk_tokens=config.language.window_chunk,

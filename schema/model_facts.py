@@ -8,9 +8,9 @@ class ModelFacts(msgspec.Struct, frozen=True):
     prefill, of a row's logits, of the weights, and of a KV page that is packed, or 0 where none are; tokens of context; and
     whether it takes media. Of a model with recurrent states: bytes of one, and of a log; and the tokens between two of a sequence that
     are kept, 0 without any. Of one with experts: bytes that these take in a step on a GPU, else 0. What of it no kernel for a GPU
-    computes, or ""; and what keeps its layers from being divided among stages of a pipeline, and bytes of a token between two. Of one
-    whose layers with a window can have pages of their own: bytes of a KV page that are theirs, tokens of the longest window, and of the
-    longest chunk of a prompt."""
+    computes, or ""; what keeps its layers from being divided among stages of a pipeline, bytes of a token between two, and how many
+    layers there are. Of one whose layers with a window can have pages of their own: bytes of a KV page that are theirs, tokens of the
+    longest window, and of the longest chunk of a prompt."""
 
     kv_page_bytes: int
     embedding_row_bytes: int
@@ -28,6 +28,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     gpu_fault: str = ""
     pipeline_fault: str = ""
     stream_token_bytes: int = 0
+    num_layers: int = 0
     window_page_bytes: int = 0
     window_tokens: int = 0
     window_chunk_tokens: int = 0

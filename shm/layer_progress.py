@@ -3,8 +3,8 @@
 
 A plan's word has the generation of the process that does it, and the number of layers whose K and V it has stored. A process that does
 a plan anew says so before it writes a page; so what others have read is whole if the word had this generation before and after.
-``memory`` makes the words where there are several devices, and the prefill that has a plan writes its word. A plan keeps its word until
-one 256 numbers later begins.
+``memory`` makes the words where there are several devices, and the prefill that has a plan writes its word. In a pipeline that is the
+last stage: the layers of those before it are stored when it begins. A plan keeps its word until one 256 numbers later begins.
 """
 
 import time
@@ -86,15 +86,16 @@ class LayerProgress:
 class LayerCounter:
     """Counts the layers of the plan that a prefill does, and takes its time."""
 
-    def __init__(self, words: LayerProgress, generation: int, number: int = 0) -> None:
-        """``generation``: of this process. ``number``: of its actor."""
-        self._words, self._generation, self._number = words, generation, number
+    def __init__(self, words: LayerProgress, generation: int, number: int = 0, first: int = 0, share: float = 1.0) -> None:
+        """``generation``: of this process. ``number``: of its actor. ``first``: of the layers that it does; those before it are stored
+        when a plan begins. ``share``: how much of the model these layers are."""
+        self._words, self._generation, self._number, self._first, self._share = words, generation, number, first, share
         self._plan_id = self._num_layers = self._began_ns = 0
 
     def begin(self, plan_id: int) -> None:
         """Call it before the plan's first page is written."""
         self._plan_id, self._began_ns = plan_id, time.monotonic_ns()
-        self._note(0)
+        self._note(self._first)
 
     def stored(self) -> None:
         """Note that K and V of one more layer are stored."""
@@ -114,7 +115,7 @@ class LayerCounter:
     def done(self, num_tokens: int = 0) -> None:
         """Note that the plan of so many tokens is done. Call it before it is answered."""
         if num_tokens >= LEAST_TOKENS:
-            self._words.set_token_ns(self._number, (time.monotonic_ns() - self._began_ns) // num_tokens)
+            self._words.set_token_ns(self._number, int((time.monotonic_ns() - self._began_ns) / num_tokens / self._share))
         self._note(DONE)
 
     def _note(self, num_layers: int) -> None:

@@ -124,8 +124,8 @@ class Actor:
 
     @property
     def kv_pool(self) -> str:
-        """Return the name of its device's KV pool."""
-        return kv_pool(self.config.actor_devices.get(self.name, 0))
+        """Return the name of the KV pool that it works in."""
+        return kv_pool(self.config.kv_device(self.name))
 
     @property
     def keeps_connections(self) -> bool:

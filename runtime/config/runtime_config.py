@@ -21,6 +21,7 @@ from ..stage_table import (
     actors_of,
     check_layout,
     devices_of,
+    instance_id,
     process_in,
     processes_of,
     spread_layout,
@@ -122,6 +123,12 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def actor_devices(self) -> dict[InstanceId, int]:
         """The number of the device of each actor that has one."""
         return {actor: self.device_names.index(name) for actor, name in devices_of(self.actors.layout).items()}
+
+    def kv_device(self, actor: str) -> int:
+        """Return the number of the device whose KV pool an actor has as its own: of prefill's pipeline all stages have that of the
+        first."""
+        in_pipeline = self.scheduling.prefill_pipeline and stage_of(actor) == "prefill"
+        return self.actor_devices.get(instance_id("prefill", 0) if in_pipeline else InstanceId(actor), 0)
 
     def process_of(self, actor: str) -> str:
         """Return the name of the process that the actor runs in."""
@@ -291,8 +298,6 @@ def _check_pipeline(config: RuntimeConfig) -> None:
     if config.prefill_ranks < 2:
         layout = config.actors.layout
         raise ConfigError(f"scheduling.prefill_pipeline: actors.layout = {show(layout)} has one prefill, expected 2 or more, as E+2P+D")
-    if config.devices:
-        raise ConfigError("scheduling.prefill_pipeline: its stages share one KV pool: leave [[devices]] out")
     if config.scheduling.preset:
         raise ConfigError(f"scheduling.prefill_pipeline: scheduling.preset = {show(config.scheduling.preset)} has none: leave one out")
     if config.autoscale.enabled:

@@ -11,6 +11,7 @@ import msgspec
 from ...schema.model_facts import ModelFacts
 from ...shm.flight_recorder import NUM_RECORDS, RECORD_BYTES
 from ..config.runtime_config import MAX_UNANSWERED, RuntimeConfig
+from ..config.toml_text import show
 from ..errors import ConfigError
 from ..pools import kv_pool, log_pool, packed_pool, state_pool, window_pool
 from ..stage_table import ACTORS, device_pools
@@ -164,6 +165,11 @@ def _check_model(config: RuntimeConfig, facts: ModelFacts) -> None:
     if config.scheduling.prefill_pipeline and facts.pipeline_fault:
         raise ConfigError(
             f"scheduling.prefill_pipeline: the model has {facts.pipeline_fault}, its layers cannot be divided: leave it out"
+        )
+    if config.scheduling.prefill_pipeline and config.prefill_ranks > facts.num_layers:
+        raise ConfigError(
+            f"scheduling.prefill_pipeline: actors.layout = {show(config.actors.layout)} has {config.prefill_ranks} stages of prefill,"
+            f" the model has {facts.num_layers} layers: have {facts.num_layers} or fewer"
         )
     if facts.state_grid:
         _check_states(config, facts.state_grid)

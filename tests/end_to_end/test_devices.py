@@ -101,18 +101,23 @@ def wait_for_half_a_copy(server: Server) -> None:
     raise AssertionError("no copy was seen")
 
 
-@pytest.fixture(scope="module")
-def layered(launch: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
-    """Seven layers of two groups. Each takes prefill its time, in which half of what it stores could be copied."""
-    source = copy_package(tmp_path_factory.mktemp("layered"))
+def slow_layers(source: Path, layer_s: float = LAYER_S) -> Path:
+    """Let each layer of a prefill that is followed take its time in a copy of the package; half of LAYER_S is enough to copy it."""
     copier = source / "actors" / "decode" / "page_copier.py"
     for file, line, more in (
         (copier, "            self._kv.page(target)[part] = contents", f"time.sleep({LAYER_S} / 16)"),
-        (source / "shm" / "layer_progress.py", "        self._note(self._num_layers + 1)", f"__import__('time').sleep({LAYER_S})"),
+        (source / "shm" / "layer_progress.py", "        self._note(self._num_layers + 1)", f"__import__('time').sleep({layer_s})"),
     ):
         text = file.read_text()
         assert text.count(line) == 1
         file.write_text(text.replace(line, f"{line[: len(line) - len(line.lstrip())]}{more}\n{line}"))
+    return source
+
+
+@pytest.fixture(scope="module")
+def layered(launch: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
+    """Seven layers of two groups."""
+    source = slow_layers(copy_package(tmp_path_factory.mktemp("layered")))
     return launch("gemma3", settings=SETTINGS.format("EP@left+D@right"), source=source)
 
 

@@ -32,6 +32,14 @@ def test_values_are_taken() -> None:
     assert config.actor("gateway").threads == 1
 
 
+def test_stages_of_a_pipeline_work_in_the_pool_of_the_first() -> None:
+    layout = '[actors]\nlayout = "E@0+P@1+P@0+D@0"\n'
+    for text, devices in ((PIPELINE, [1, 1, 0]), ("", [1, 0, 0])):
+        config = parse_config(layout + TWO_DEVICES + text)
+        assert [config.kv_device(actor) for actor in ("prefill", "prefill.1", "decode")] == devices
+    assert parse_config(PIPELINE + '[actors]\nlayout = "E+2P+D"').kv_device("prefill.1") == 0
+
+
 def test_objectives_by_kind() -> None:
     slo = parse_config("[slo.text]\ntbt_ms = 80\n[slo.image]\nttft_ms = 2500.5\n").slo
     assert (slo.text.ttft_ms, slo.text.tbt_ms) == (1000, 80), "the other key keeps the default of its kind"
@@ -50,10 +58,6 @@ def test_any_text_survives_toml(text: str) -> None:
     [
         ("[server]\nprot = 1", "unknown key 'server.prot': did you mean 'port'? [server] has host, port, api_key"),
         (PIPELINE, 'actors.layout = "E+P+D" has one prefill, expected 2 or more'),
-        (
-            PIPELINE + '[actors]\nlayout = "E+2P+D"\n[[devices]]\nname = "0"',
-            "its stages share one KV pool: leave [[devices]] out",
-        ),
         (
             PIPELINE + 'preset = "monolithic"\n[actors]\nlayout = "2EPD"',
             'scheduling.preset = "monolithic" has none',

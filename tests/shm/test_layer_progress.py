@@ -38,6 +38,16 @@ def test_a_word_says_who_is_how_far(words: tuple[LayerProgress, LayerProgress]) 
     assert theirs.read(PLAN) == Progress(4, 0)
 
 
+def test_the_last_stage_of_a_pipeline_begins_behind_the_layers_of_the_others(words: tuple[LayerProgress, LayerProgress]) -> None:
+    ours, theirs = words
+    counter = LayerCounter(ours, 3, first=2)
+    for _ in range(2):
+        counter.begin(PLAN)
+        assert theirs.read(PLAN) == Progress(3, 2)
+        counter.stored()
+        assert theirs.read(PLAN) == Progress(3, 3)
+
+
 @pytest.mark.parametrize("other", [PLAN + 256, PLAN - 256, PLAN + (1 << 32)], ids=["later", "earlier", "another controller"])
 def test_a_plan_with_the_same_word_is_another(words: tuple[LayerProgress, LayerProgress], other: int) -> None:
     ours, theirs = words
@@ -54,5 +64,10 @@ def test_the_slowest_prefill_tells_the_time_of_a_token(words: tuple[LayerProgres
     counter.begin(PLAN)
     counter.done(LEAST_TOKENS)
     assert 0.0 < theirs.token_s < 1.0
+    part = LayerCounter(ours, 1, number=2, share=1e-9)
+    part.begin(PLAN)
+    part.done(LEAST_TOKENS)
+    assert theirs.token_s > 1.0, "all layers take a token as much longer as they are more"
+    ours.set_token_ns(2, 0)
     ours.set_token_ns(1, 5_000_000_000)
     assert theirs.token_s == 5.0

@@ -16,7 +16,7 @@ from ....schema.outage import Outage
 from ....schema.rows import Phase
 from ...bus.messages import PageRun, ToActor
 from ...pools import PoolName, kind_of_pool, kv_pool, log_pool, state_pool, window_pool
-from ...stage_table import InstanceId
+from ...stage_table import InstanceId, instance_id, stage_of
 from ..scheduling.budgets import TBT_FACTOR, Budget, allowance_s, encode_budget, objective_s, prefill_budget, retarget
 from ..scheduling.costs import Costs
 from ..scheduling.facts import Cost, Facts, kind_of
@@ -343,8 +343,9 @@ class ControllerState:
     # -------------------------------------------------------------------------------------------------------- pages
 
     def pool_of(self, actor: InstanceId) -> PoolName:
-        """Return the KV pool of an actor's device: the only one that it maps as its own."""
-        return self.kv_pools[self.devices.get(actor, 0)]
+        """Return the only KV pool that an actor maps as its own: its device's. Stages of a pipeline have that of the first."""
+        first = instance_id("prefill", 0) if self.limits.is_divided(stage_of(actor)) else actor
+        return self.kv_pools[self.devices.get(first, 0)]
 
     def pools_beside(self, pool: PoolName) -> tuple[PoolName, ...]:
         """Return a KV pool, and the pools beside it: of recurrent states, and of windows."""

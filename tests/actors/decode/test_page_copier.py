@@ -180,9 +180,9 @@ class Follow:
         place.plans.write(SLOT, PREFILL, 1, b"of prefill")
         self.copier.take(place.order(0, 64, behind=(PREFILL, SLOT), filled=16))
 
-    def prefill(self, generation: int = 1) -> LayerCounter:
-        """A new generation of prefill begins the plan."""
-        counter = LayerCounter(self.words, generation)
+    def prefill(self, generation: int = 1, first: int = 0) -> LayerCounter:
+        """A new generation of prefill begins the plan, in a pipeline with layer ``first``."""
+        counter = LayerCounter(self.words, generation, first=first)
         counter.begin(PREFILL)
         return counter
 
@@ -232,6 +232,19 @@ def test_all_layers_are_copied_anew_when_another_process_does_the_plan_anew(foll
     follow.write("y")
     second.stored()
     assert follow.held[1] == "y\0x\0" and follow.place.sent == []
+    second.done()
+    assert follow.held[1:] == ["yyy\0"] * 3 and len(follow.place.sent) == 1
+
+
+def test_layers_of_earlier_stages_are_copied_when_the_last_one_begins(follow: Follow) -> None:
+    assert follow.held[1] == "\0\0\0\0"
+    first = follow.prefill(first=2)
+    assert follow.held[1] == "A\0A\0"
+    first.stored()
+    second = follow.prefill(2, first=2)
+    follow.write("y")
+    assert follow.held[1:] == ["y\0y\0"] * 3, "these layers anew, though their stage did not begin anew"
+    second.stored()
     second.done()
     assert follow.held[1:] == ["yyy\0"] * 3 and len(follow.place.sent) == 1
 

@@ -13,10 +13,12 @@ Pages = list[dict[int, int]]
 
 
 class PipelineContents:
-    """``kv``: values of which all layers are written, by page and slot. The last rank writes there; others into ``layers``."""
+    """``kv``: values of which all layers are written, by page and slot, in the pool ``pool``. The last rank writes there; others into
+    ``layers``."""
 
-    def __init__(self, num_ranks: int, kv: Pages) -> None:
+    def __init__(self, num_ranks: int, pool: str, kv: Pages) -> None:
         self.last = num_ranks - 1
+        self.pool = pool
         self._kv = kv
         self.num_ahead = 0  # chunks begun while the one before them was at a later stage
         self._layers: list[Pages] = [[{} for _ in kv] for _ in range(num_ranks)]

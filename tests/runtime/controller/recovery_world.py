@@ -220,7 +220,8 @@ class World:
         self.kv = KVContents()
         self.states = StateContents(self.table, self.pools, self.content) if has_states else None
         self.windows = WindowContents(self.table, self.pools, self.content, limits) if has_windows else None
-        self.pipeline = PipelineContents(limits.prefill_ranks, self.content["kv"]) if has_pipeline else None
+        pool = kv_pool(limits.devices.get(InstanceId("prefill"), 0))
+        self.pipeline = PipelineContents(limits.prefill_ranks, pool, self.content[pool]) if has_pipeline else None
         kinds = ("kv", "embedding", "state")
         self.saved: dict[str, dict[bytes, tuple[int, dict]]] = {kind: {} for kind in kinds}  # pages in files: key -> slot, contents
         self.damaged: set[tuple[str, bytes]] = set()  # of them: they cannot be read
@@ -428,7 +429,9 @@ class World:
             assert [len(table) for table in request.kv.source_tables][: len(needs)] == needs, "a row has pages of one pool alone"
 
     def kv_of(self, name: str) -> str:
-        """Return the KV pool of an actor's device."""
+        """Return the KV pool of an actor's device; all stages of a pipeline have one."""
+        if self.pipeline is not None and stage_of(name) == "prefill":
+            return self.pipeline.pool
         return kv_pool(self.devices.get(InstanceId(name), 0))
 
     def scale(self) -> None:
@@ -937,17 +940,18 @@ class World:
 
     def finish_writes(self, step: tuple, share: float) -> m.Result:
         _, writes, result, _ = step
-        is_chunk = any(pool == "kv" for pool, *_ in writes) and isinstance(result, m.Done)
+        is_chunk = self.pipeline is not None and isinstance(result, m.Done)
         for pool, page, generation, slot, value in writes[: int(len(writes) * share)]:
             if slot == READ:
                 assert int(self.pools[pool].generations[page]) == generation, f"{pool} page {page} was given away while a plan read it"
                 continue
             if self.pipeline is not None:
                 if pool in (LAYERS, STREAM):
-                    assert pool == STREAM or int(self.pools["kv"].generations[page]) == generation, "a page was given away in a plan"
+                    generations = self.pools[self.pipeline.pool].generations
+                    assert pool == STREAM or int(generations[page]) == generation, "a page was given away in a plan"
                     self.pipeline.write(pool, page, generation, slot, value)
                     continue
-                if is_chunk and pool == "kv":
+                if is_chunk and pool == self.pipeline.pool:
                     self.pipeline.check_whole(page, slot, value)
             assert page not in self.pools[pool].read_keys(), f"a plan writes {pool} page {page}, which has a key"
             assert int(self.pools[pool].generations[page]) == generation, f"{pool} page {page} was given away while a plan wrote it"

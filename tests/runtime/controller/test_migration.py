@@ -148,6 +148,37 @@ def test_pages_behind_a_prefill_that_left_the_table_are_copied_once_they_are_fil
     assert driver.is_empty
 
 
+def test_the_last_stage_of_a_pipeline_is_followed() -> None:
+    """Never a chunk that is at an earlier one, though a later chunk's plan there was made before the last stage's."""
+    driver = on_devices("E@0+P@0+P@1+P@0+D@1", prefill_ranks=3, prefill_budget=8, num_plan_slots=32)
+    driver.submit(text(25))
+    assert driver.state.requests[KEY].prefill_pool == "kv" and used(driver) == [6, 7]
+    driver.done("prefill")
+    driver.done("prefill")
+    assert not [one for one in driver.state.plans.values() if one.actor == "decode"], "two chunks are at the second stage"
+    driver.done("prefill.1")
+    (_, plan), (last, _) = driver.plan("decode"), driver.plan("prefill.2")
+    assert isinstance(plan, Transfer) and plan.behind == (last, driver.state.plans[last].slot) and copied(driver) == [(0, 0, 8)]
+    driver.done("prefill.1")
+    driver.done("decode", m.Transferred(8))
+    assert not [one for one in driver.state.plans.values() if one.actor == "decode"], "the first chunk is said to be at the last stage"
+    driver.done("prefill.2")
+    (_, plan), (last, _) = driver.plan("decode"), driver.plan("prefill.2")
+    assert isinstance(plan, Transfer) and plan.behind == (last, driver.state.plans[last].slot) and copied(driver) == [(0, 8, 16)]
+    finish(driver, KEY)
+    assert driver.is_empty
+
+
+@pytest.mark.parametrize("layout", ["P@1+EPD@0", "EPD@1+EPD@0"])
+def test_prompts_are_prefilled_in_the_pool_of_the_first_stage(layout: str) -> None:
+    driver = on_devices(layout, prefill_ranks=2, num_plan_slots=32)
+    for key in range(1, 5):
+        driver.submit(text(12), key)
+    assert {request.prefill_pool for request in driver.state.requests.values()} == {"kv.1"}
+    homes = {request.kv_pool for request in driver.state.requests.values()}
+    assert homes == ({"kv"} if layout.startswith("P") else {"kv", "kv.1"})
+
+
 def test_a_pair_is_copied_as_a_whole() -> None:
     driver = apart(prefill_budget=16)
     driver.submit(text(6, companion_ids=[1, 2, 3]))

@@ -21,6 +21,7 @@ LOST = 336  # a row loses the pages of a segment that is read in part, and takes
 SEVERAL_VIDEOS = ("2V+E+P+D", "3V+2E+P+2D", "2V+EP@0+D@1")
 AHEAD = [2, 9, 12, 24, 33, 42]  # worlds of pipelines in which chunks follow one another closely
 PIPELINES = ("E+2P+D", "2E+3P+D", "E+2P+2D")
+OVER_DEVICES = ("E@0+P@0+P@1+D@1", "E@1+P@1+2P@0+D@0+D@1", "EPD@0+EPD@1")
 EVENTFUL = [5, 11, 12, 15, 16, 17, TWICE, LOST]  # worlds with states in which all happens that a test counts
 
 
@@ -44,10 +45,12 @@ def live_through(
     several_videos: bool = False,
     first_tokens: bool = False,
     has_pipeline: bool = False,
+    has_devices: bool = False,
 ) -> World:
     kind = {"has_states": has_states, "has_windows": has_windows, "sees_pictures": sees_pictures, "first_tokens": first_tokens}
     kind["has_pipeline"] = has_pipeline
-    layouts, routing = SEVERAL_VIDEOS if several_videos else PIPELINES if has_pipeline else (), ROUTINGS.get(seed % 8, "least_load")
+    pipelines, routing = OVER_DEVICES if has_devices else PIPELINES, ROUTINGS.get(seed % 8, "least_load")
+    layouts = SEVERAL_VIDEOS if several_videos else pipelines if has_pipeline else ()
     world = World(random.Random(seed), place, crowded=seed % 3 == 0, layouts=layouts, routing=routing, **kind)
     try:
         rng = world.random
@@ -95,6 +98,14 @@ def test_stages_of_a_pipeline_survive_whatever_dies(place: Path) -> None:
     assert sum(world.pipeline.num_ahead for world in worlds if world.pipeline is not None) > 50
     for seed in seeds(NUM_NEW):
         survive(seed, place, has_pipeline=True, first_tokens=seed % 2 == 0)
+
+
+def test_stages_of_a_pipeline_on_two_devices_survive_whatever_dies(place: Path) -> None:
+    worlds = [survive(seed, place, has_pipeline=True, has_devices=True) for seed in range(NUM_KNOWN)]
+    for what in ("num_crashes", "num_preempted", "num_transferred", "num_followed"):
+        assert sum(getattr(world, what) for world in worlds) >= len(worlds), what
+    for seed in seeds(NUM_NEW):
+        survive(seed, place, has_pipeline=True, has_devices=True)
 
 
 def test_pages_of_windows_survive_whatever_dies(place: Path) -> None:

@@ -29,11 +29,17 @@ def test_on_cuda_the_pools_of_the_model_leave_shared_memory() -> None:
 
 
 def test_the_streams_of_a_pipeline_are_counted() -> None:
-    facts = msgspec.structs.replace(FACTS, stream_token_bytes=1000)
+    facts = msgspec.structs.replace(FACTS, stream_token_bytes=1000, num_layers=3)
     plain = parse_config('[actors]\nlayout = "E+3P+D"')
     pipeline = parse_config('[actors]\nlayout = "E+3P+D"\n[scheduling]\nprefill_pipeline = true\nprefill_budget_tokens = 5000')
     before, after = (plan_layout(config, facts, "float32").num_bytes for config in (plain, pipeline))
     assert after - before == 6 * 2 * 5000 * 1000, "six plans, each with what it leaves at two stages"
+
+
+def test_a_stage_of_a_pipeline_has_a_layer() -> None:
+    config = parse_config('[actors]\nlayout = "E+3P+D"\n[scheduling]\nprefill_pipeline = true')
+    with pytest.raises(ConfigError, match=r'"E\+3P\+D" has 3 stages of prefill, the model has 2 layers: have 2 or fewer'):
+        plan_layout(config, msgspec.structs.replace(FACTS, num_layers=2), "float32")
 
 
 GIB = 1 << 30

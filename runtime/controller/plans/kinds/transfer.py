@@ -5,7 +5,8 @@ last one at the end of the prompt, with the recurrent state if the model has any
 
 Pages that a prefill plan is filling are copied layer by layer behind it: the plan to copy names that of prefill, and its decode follows
 the word of that one (``shm.layer_progress``). So a row can be copied before it is prefilled; it leaves its source after both. One plan
-of a decode at a time waits for prefill: those that wait take no room from those that do not.
+of a decode at a time waits for prefill: those that wait take no room from those that do not. In a pipeline the plan of the last rank is
+followed: the layers of the ranks before it are stored when it begins, and copied first.
 
 Leading pages that the cache of the row's own pool has are shared at the grant, and not copied.
 
@@ -17,7 +18,7 @@ from itertools import takewhile
 
 from ....bus.copy_plans import Transfer, TransferChunk
 from ....bus.messages import Result, Transferred
-from ....bus.plans import Prefill
+from ....bus.plans import Plan, Prefill
 from ...caches.prefix_cache import name_pages
 from ...state.effects import ClearSource
 from ...state.request import Request
@@ -42,7 +43,7 @@ def issue_transfers(state: ControllerState, now: float) -> None:
 def _transfer(state: ControllerState, request: Request, may_wait: bool) -> Transfer | None:
     """Return the plan to copy the pages that are filled and, if it ``may_wait``, those that are being filled; None without any."""
     page_tokens, chunks, is_behind = state.limits.kv_page_tokens, list[TransferChunk](), False
-    plan = request.prefill_plan
+    plan = _filling(state, request)
     in_work = {} if plan is None else {c.member: c for c in plan.chunks if (c.row, c.row_generation) == request.key_in_table}
     for member, target in enumerate(request.targets):
         start, chunk = request.kv.copied[member], in_work.get(member)
@@ -57,6 +58,14 @@ def _transfer(state: ControllerState, request: Request, may_wait: bool) -> Trans
     assert request.record.source_pool is not None
     behind = next((number, state.plans[number].slot) for number, one in request.plans.items() if one is plan) if is_behind else None
     return Transfer(request.record.source_pool, chunks, behind) if chunks else None
+
+
+def _filling(state: ControllerState, request: Request) -> Plan | None:
+    """Return the plan in flight that fills the row's next pages to the end, if any: in a pipeline the first one at the last rank. If
+    the chunk before it was not done it is skipped, and so is a copy behind it."""
+    last = state.limits.prefill_ranks - 1
+    plans = [plan for _, plan in sorted(request.plans.items()) if plan.FILLS_KV]
+    return next((plan for plan in plans if plan.relay < 0 or plan.rank == last), None)
 
 
 def _whole(num_tokens: int, target: int, page_tokens: int) -> int:
