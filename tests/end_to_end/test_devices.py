@@ -24,7 +24,8 @@ from mmrt.shm.plan_table import PlanTable
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.shm.sequence_table import SequenceTable
-from mmrt.tests.end_to_end.conftest import Server, copy_package
+from mmrt.shm.status import ActorTable
+from mmrt.tests.end_to_end.conftest import Server, also_slow, copy_package
 from mmrt.tests.end_to_end.test_instances import at_once
 from mmrt.tests.end_to_end.test_outages import TIMEOUT_S, Asking
 from mmrt.tests.end_to_end.test_restart import LONG, PROMPT, Streams, processes
@@ -42,18 +43,19 @@ prefill_budget_tokens = 128
 backoff_s = 0.05
 """
 PAGE_S = 0.01  # to copy a page
+SLOW_PAGE_S = 0.1
 LAYER_S = 0.1  # of prefill
+PIECE_S = 0.3  # of eight pages that decode computes
+COPY_LINE = "            self._kv.page(target)[part] = contents\n"
+STORED_LINE, DONE_LINE = "        self._note(self._num_layers + 1)\n", "        self._note(DONE)\n"
 LETTERS = "abcdefghij " * 90
 LONG_PROMPT = [{"role": "user", "content": LETTERS + PROMPT}]
 
 
 def slow_down(source: Path, page_s: float) -> Path:
     """Let a copy of the package take its time to copy a page."""
-    file, line = source / "actors" / "decode" / "page_copier.py", "            self._kv.page(target)[part] = contents\n"
-    text = file.read_text()
-    assert text.count(line) == 1
     share = "(part.stop - part.start) / self._kv.page_bytes"
-    file.write_text(text.replace(line, f"            time.sleep({page_s} * {share})\n{line}"))
+    take_time(source / "actors" / "decode" / "page_copier.py", COPY_LINE, f"{page_s} * {share}")
     return source
 
 
@@ -101,16 +103,18 @@ def wait_for_half_a_copy(server: Server) -> None:
     raise AssertionError("no copy was seen")
 
 
+def take_time(file: Path, line: str, seconds: str) -> None:
+    """Let a copy of the package sleep before the only line of a file that begins so."""
+    text = file.read_text()
+    assert text.count(line) == 1
+    file.write_text(text.replace(line, f"{line[: len(line) - len(line.lstrip())]}__import__('time').sleep({seconds})\n{line}"))
+
+
 def slow_layers(source: Path, layer_s: float = LAYER_S) -> Path:
     """Let each layer of a prefill that is followed take its time in a copy of the package; half of LAYER_S is enough to copy it."""
-    copier = source / "actors" / "decode" / "page_copier.py"
-    for file, line, more in (
-        (copier, "            self._kv.page(target)[part] = contents", f"time.sleep({LAYER_S} / 16)"),
-        (source / "shm" / "layer_progress.py", "        self._note(self._num_layers + 1)", f"__import__('time').sleep({layer_s})"),
-    ):
-        text = file.read_text()
-        assert text.count(line) == 1
-        file.write_text(text.replace(line, f"{line[: len(line) - len(line.lstrip())]}{more}\n{line}"))
+    take_time(source / "actors" / "decode" / "page_copier.py", COPY_LINE, f"{LAYER_S} / 16")
+    for line in (STORED_LINE, DONE_LINE):  # the last layer's end is that of the plan
+        take_time(source / "shm" / "layer_progress.py", line, f"{layer_s}")
     return source
 
 
@@ -119,6 +123,15 @@ def layered(launch: Callable[..., Server], tmp_path_factory: pytest.TempPathFact
     """Seven layers of two groups."""
     source = slow_layers(copy_package(tmp_path_factory.mktemp("layered")))
     return launch("gemma3", settings=SETTINGS.format("EP@left+D@right"), source=source)
+
+
+@pytest.fixture(scope="module")
+def slow_link(launch: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
+    """Eight pages are sooner computed than copied, and both take longer than it takes to kill a process. Prefill takes its time."""
+    source = slow_down(copy_package(tmp_path_factory.mktemp("slow")), SLOW_PAGE_S)
+    take_time(source / "shm" / "layer_progress.py", STORED_LINE, f"{LAYER_S}")
+    take_time(source / "actors" / "decode" / "recomputing.py", "            self._model.prefill([", f"{PIECE_S}")
+    return launch(settings=SETTINGS.format("EP@left+D@right"), source=source)
 
 
 def wait_for_some_layers(server: Server) -> None:
@@ -140,6 +153,21 @@ def wait_for_some_layers(server: Server) -> None:
                     if at is not None and 1 < at.num_layers < DONE and 0.1 < same < 0.9:
                         return
     raise AssertionError("no layers were seen")
+
+
+def wait_for_a_computed_piece(server: Server) -> None:
+    """Until decode computes pages of a row of which others have come over the link."""
+    until_s = time.monotonic() + TIMEOUT_S
+    with ExitStack() as stack:
+        run = stack.enter_context(RunDirectory.attach(server.run_path))
+        plans = stack.enter_context(closing(PlanTable.attach(run, writable=False)))
+        actors = stack.enter_context(closing(ActorTable.attach(run)))
+        while time.monotonic() < until_s:
+            decode = actors.read("decode")
+            for plan in [decode_plan(record.payload) for record in plans.live() if record.plan_id == decode.step_plan]:
+                if decode.step_deadline_ns and isinstance(plan, Transfer) and plan.chunks[0].start > 0:
+                    return
+    raise AssertionError("nothing was computed")
 
 
 def test_layers_are_copied_while_prefill_computes_the_next(layered: Server, launch: Callable[..., Server]) -> None:
@@ -184,24 +212,46 @@ def test_a_kill_in_the_middle_of_a_chunk_changes_nothing(layered: Server, victim
 
 
 def test_what_a_slow_link_would_bring_is_computed(
-    launch: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory, apart: Server, server: Server
+    launch: Callable[..., Server], slow_link: Server, apart: Server, server: Server
 ) -> None:
     """KT2: by the speeds of link and prefill as measured. The first pages are copied, which tells the link's, and most others computed;
     with the link as it is all are copied. Tokens are those of one pool."""
-    settings, whole, num_bytes = SETTINGS.format("EP@left+D@right"), transferred(apart), []
+    whole, num_bytes = transferred(apart), []
     apart.chat(LONG_PROMPT, extra_body={"cache_salt": "of a slow link"})
     apart.wait_until_empty()
     whole = transferred(apart) - whole
     guided = {"guidance_scale": 2.0, "negative_prompt": LETTERS}
-    for source in (slow_down(copy_package(tmp_path_factory.mktemp("slow")), 20 * PAGE_S), None):
-        run = launch(settings=settings, source=source)
+    for run in (slow_link, launch(settings=SETTINGS.format("EP@left+D@right"))):
+        before = transferred(run)
         assert run.chat(LONG_PROMPT)[1] == server.chat(LONG_PROMPT)[1]
         run.wait_until_empty()
-        num_bytes.append(transferred(run))
+        num_bytes.append(transferred(run) - before)
         assert run.chat(PROMPT + LETTERS, extra_body=guided)[1] == server.chat(PROMPT + LETTERS, extra_body=guided)[1]
         run.wait_until_empty()
     slow, fast = num_bytes
     assert 0 < slow < whole / 2 and fast == whole
+
+
+@pytest.mark.parametrize(
+    "victims",
+    [("decode",), *also_slow((("prefill",),), (("memory",),), (("decode", "prefill", "memory"),))],
+    ids="+".join,
+)
+def test_a_kill_while_decode_computes_what_a_slow_link_would_bring(slow_link: Server, server: Server, victims: tuple[str, ...]) -> None:
+    """KT2. The prompt was asked for before, so that decode knows how fast the link is."""
+    salt = {"cache_salt": "of a slow link and of " + "+".join(victims)}
+    expected = server.chat(LONG_PROMPT, max_tokens=24)[1]
+    assert slow_link.chat(LONG_PROMPT, max_tokens=24, extra_body={"cache_salt": "before " + salt["cache_salt"]})[1] == expected
+    before = processes(slow_link)
+    asking = Asking(slow_link, LONG_PROMPT, max_tokens=24, extra_body=salt)
+    wait_for_a_computed_piece(slow_link)
+    for victim in victims:
+        slow_link.kill(victim)
+    asking.join(TIMEOUT_S)
+    assert (asking.error, asking.ids) == (None, expected)
+    slow_link.wait(lambda status: bool(status["ready"]), "ready")
+    assert all(processes(slow_link)[victim] != before[victim] for victim in victims)
+    slow_link.wait_until_empty()
 
 
 def test_answers_are_those_of_one_pool(apart: Server, server: Server) -> None:
