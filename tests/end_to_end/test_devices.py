@@ -113,8 +113,7 @@ def take_time(file: Path, line: str, seconds: str) -> None:
 def slow_layers(source: Path, layer_s: float = LAYER_S) -> Path:
     """Let each layer of a prefill that is followed take its time in a copy of the package; half of LAYER_S is enough to copy it."""
     take_time(source / "actors" / "decode" / "page_copier.py", COPY_LINE, f"{LAYER_S} / 16")
-    for line in (STORED_LINE, DONE_LINE):  # the last layer's end is that of the plan
-        take_time(source / "shm" / "layer_progress.py", line, f"{layer_s}")
+    take_time(source / "shm" / "layer_progress.py", STORED_LINE, f"{layer_s}")
     return source
 
 
@@ -122,6 +121,7 @@ def slow_layers(source: Path, layer_s: float = LAYER_S) -> Path:
 def layered(launch: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
     """Seven layers of two groups."""
     source = slow_layers(copy_package(tmp_path_factory.mktemp("layered")))
+    take_time(source / "shm" / "layer_progress.py", DONE_LINE, f"{LAYER_S}")  # the last layer's end is that of the plan
     return launch("gemma3", settings=SETTINGS.format("EP@left+D@right"), source=source)
 
 

@@ -2,8 +2,8 @@
 
 With a link between devices, each process of encoder, prefill and decode has a device of its own (TI1, RS1), and ``video`` computes on
 the host. Pages that a plan or a decode reads on another device come over the link first (TI6: pulled by the reader), those of a prompt
-chunk by chunk while later chunks are computed (KT1). Page numbers are those of one pool, as the controller has it: no device is full
-before all are.
+layer by layer while prefill computes the next ones (KT1), packed ones chunk by chunk. Page numbers are those of one pool, as the
+controller has it: no device is full before all are.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,6 +40,13 @@ def num_kv_devices(layout: str) -> int:
     return sum(process.count for process in parse_layout(layout) if {"prefill", "decode"} & {*process.stages})
 
 
+class Filled(NamedTuple):
+    """When the first and the last layer of pages could be read, as far as one knows."""
+
+    first_ns: int = 0
+    last_ns: int = 0
+
+
 class Devices:
     """``link``: between them; None: one device for all actors, with one set of pages."""
 
@@ -62,7 +69,8 @@ class Devices:
         }
         self._num_layers = costs.model.language.num_layers
         self._lies: dict[Pool, list[str]] = {"embedding": [HOST] * limits.num_embedding_pages, "kv": [HOST] * limits.num_kv_pages}
-        self._filled_ns = [0] * limits.num_kv_pages  # since when a page can be read
+        self._by_layers = self._ways["kv"] is kv[0]
+        self._filled = [Filled()] * limits.num_kv_pages
 
     def place(self, actor: InstanceId, process: InstanceId) -> Processors:
         """Place an actor of this process. Returns the processors that it works on."""
@@ -83,11 +91,10 @@ class Devices:
             for page in pages:
                 lies[page] = device
 
-    def fill(self, pages: Iterable[int], now_ns: int) -> None:
-        """These KV pages have been filled, as far as one knows now."""
-        if not self.is_one:
-            for page in pages:
-                self._filled_ns[page] = now_ns
+    def fill(self, pages: Iterable[int], elapsed_ns: int, end_ns: int, known_ns: int) -> None:
+        """A plan has filled these KV pages, layer after layer. ``known_ns``: when the controller knows; packed ones go from then on."""
+        begin_ns = end_ns - elapsed_ns + elapsed_ns // self._num_layers
+        self._note_filled(pages, Filled(begin_ns, end_ns) if self._by_layers else Filled(known_ns, known_ns))
 
     def bring(self, pool: Pool, pages: Sequence[int], actor: InstanceId, now_ns: int) -> int:
         """Bring these pages to the actor's device, from now on. Returns when all of them are there."""
@@ -99,18 +106,19 @@ class Devices:
     def bring_prompt(
         self, pages: Sequence[int], actor: InstanceId, now_ns: int, message_ns: int, recompute: RecomputeSeconds | None
     ) -> Arrival:
-        """Bring these KV pages to the actor's device, each since it was filled and a message said so. ``recompute``: of those that have
-        not begun to come by now; None: none is computed anew."""
+        """Bring these KV pages to the actor's device, each layer since prefill has stored it, or all since a message said so.
+        ``recompute``: of those that have not begun to come by now; None: none is computed anew."""
         ready_ns, left = now_ns, [*self._absent("kv", pages, actor)]
         page_s = self._ways["kv"].page_s(self._link.bytes_per_s)
         while left:
-            source, filled_ns, absent = left[0]
-            begin_ns = self._ports.begin_ns(source, self._of[actor], filled_ns + message_ns)
+            source, filled, absent = left[0]
+            from_ns = self._sent_from_ns(filled, to_ns(len(absent) * page_s), message_ns)
+            begin_ns = self._ports.begin_ns(source, self._of[actor], from_ns)
             count = len(absent) if recompute is None else num_begun(len(absent), begin_ns, now_ns, page_s)
             if count:
-                ready_ns = max(ready_ns, self._send("kv", source, absent[:count], actor, filled_ns + message_ns))
+                ready_ns = max(ready_ns, self._send("kv", source, absent[:count], actor, from_ns))
             if count < len(absent):
-                left[0] = source, filled_ns, absent[count:]
+                left[0] = source, filled, absent[count:]
                 break
             del left[0]
         if not left or recompute is None:
@@ -125,14 +133,26 @@ class Devices:
             ready_ns = max(ready_ns, sent_ns)
         return Arrival(ready_ns, all_s * num_layers / self._num_layers)
 
-    def _absent(self, pool: Pool, pages: Sequence[int], actor: InstanceId) -> Iterator[tuple[str, int, list[int]]]:
+    def _sent_from_ns(self, filled: Filled, copy_ns: int, message_ns: int) -> int:
+        """Return when a copy that makes no pause begins, if the link is free: with the first layer where the link is the slower, else
+        so that only the last layer comes behind prefill."""
+        if filled.first_ns == filled.last_ns:
+            return filled.last_ns + message_ns
+        return max(filled.first_ns, filled.last_ns - copy_ns + copy_ns // self._num_layers)
+
+    def _note_filled(self, pages: Iterable[int], filled: Filled) -> None:
+        if not self.is_one:
+            for page in pages:
+                self._filled[page] = filled
+
+    def _absent(self, pool: Pool, pages: Sequence[int], actor: InstanceId) -> Iterator[tuple[str, Filled, list[int]]]:
         """Yield pages that lie elsewhere, in order, by their device and since when they are filled."""
         if self.is_one:
             return
         lies, device = self._lies[pool], self._of[actor]
         absent = [page for page in pages if lies[page] != device]
-        for (source, filled_ns), group in groupby(absent, lambda page: (lies[page], self._filled_ns[page] if pool == "kv" else 0)):
-            yield source, filled_ns, [*group]
+        for (source, filled), group in groupby(absent, lambda page: (lies[page], self._filled[page] if pool == "kv" else Filled())):
+            yield source, filled, [*group]
 
     def _send(self, pool: Pool, source: str, pages: Sequence[int], actor: InstanceId, ready_ns: int, share: float = 1.0) -> int:
         """Send pages, of each this share. Returns when they are there."""
@@ -145,5 +165,5 @@ class Devices:
             self.num_bytes += num_bytes
         self.write(pool, pages, actor)
         if pool == "kv":
-            self.fill(pages, end_ns)
+            self._note_filled(pages, Filled(end_ns, end_ns))
         return end_ns

@@ -250,7 +250,7 @@ class Simulation:
         """A plan has ended: note which pages it has filled and, if works are kept, that it worked for its requests."""
         plan = self.plans.get(done.plan_id)
         if not self.devices.is_one and isinstance(plan, Prefill) and self._is_last(plan):
-            self.devices.fill(self._pages_of(plan), self.queue.now_ns)
+            self.devices.fill(self._pages_of(plan), to_ns(done.elapsed_s), end_ns, self.queue.now_ns)
         if self.works is None or plan is None or isinstance(done.result, Skipped):
             return
         known_ns = self.queue.now_ns

@@ -14,27 +14,30 @@ ALONE = ("--num-requests", "1", "--concurrency", "1", "--max-tokens", "4", "--no
 PAGE_TOKENS = 16
 
 
-def ttft_s(*arguments: str, link: Link | None) -> tuple[float, int]:
-    """Of one request, and the bytes that came over the link."""
+def ttft_s(*arguments: str, link: Link | None) -> tuple[float, int, float]:
+    """Of one request, the bytes that came over the link, and how long its last plan of prefill took."""
     costs = make_costs()
     simulation, _ = simulate_costs(costs, *ALONE, *arguments, link=link)
     (record,) = simulation.gateway.records
     ttft_s = Steps(simulation, costs).ttft_s(record)
-    assert ttft_s is not None
-    return ttft_s, simulation.devices.num_bytes
+    assert ttft_s is not None and simulation.works is not None
+    last = simulation.works[record.key][-1]
+    assert last.step == "prefill"
+    return ttft_s, simulation.devices.num_bytes, (last.end_ns - last.begin_ns) / 1e9
 
 
 @pytest.mark.parametrize(("layout", "brings_image", "brings_kv"), [("EPD", 0, 0), ("EP+D", 0, 1), ("ED+P", 1, 1), ("E+PD", 1, 0)])
 def test_pages_come_over_the_link_once(layout: str, brings_image: int, brings_kv: int) -> None:
     """Embeddings to prefill's device, KV pages to decode's, each transfer with the link's latency; nothing within a device."""
     load = ("--modality", "image", "--image-size", "112x112", "--input-tokens", "50", "--layout", layout)
-    free_s, num_bytes = ttft_s(*load, link=Link())
-    slow_s, again = ttft_s(*load, link=Link(bytes_per_s=1e6, latency_s=0.01))
+    free_s, num_bytes, prefill_s = ttft_s(*load, link=Link())
+    slow_s, again, _ = ttft_s(*load, link=Link(bytes_per_s=1e6, latency_s=0.01))
     facts = facts_of(demo_model(), PAGE_TOKENS)
     embedding, kv = EMBEDDING_PAGE_TOKENS * facts.embedding_row_bytes, facts.kv_page_bytes
     assert num_bytes == again and num_bytes >= brings_image * embedding + brings_kv * 4 * kv
     assert (num_bytes > 0) == bool(brings_image or brings_kv)
-    before_s = 0.0003 * brings_kv  # KV pages begin to come a tick before the row is handed over
+    messages_s = 0.0002 + 0.0003 + 0.0002  # of the plan's end, a tick, and the row
+    before_s = (prefill_s * (1 - 1 / demo_model().language.num_layers) + messages_s) * brings_kv  # pages come with their first layer
     assert slow_s - free_s == pytest.approx(num_bytes / 1e6 + 0.01 * (brings_image + brings_kv) - before_s, abs=1e-6)
     assert ttft_s(*load, link=None)[1] == 0
 
