@@ -64,6 +64,9 @@ def test_the_slowest_prefill_tells_the_time_of_a_token(words: tuple[LayerProgres
     counter.begin(PLAN)
     counter.done(LEAST_TOKENS)
     assert 0.0 < theirs.token_s < 1.0
+    counter.begin(PLAN)
+    counter.done(10**12)
+    assert theirs.token_s == 0.0, "tokens share a plan's time"
     part = LayerCounter(ours, 1, number=2, share=1e-9)
     part.begin(PLAN)
     part.done(LEAST_TOKENS)

@@ -92,8 +92,9 @@ def test_gaps_behind_first_tokens_count_for_observers_alone(run):
     writer = StepGaps.create(run, 2)
     other = StepGaps.attach(run, 1)
     other.add(50_000_000, 2)
-    other.add_first(90_000_000, 1)
-    assert writer.read() == counted([50_000_000] * 2 + [90_000_000]) and writer.sum_s == pytest.approx(0.19)
+    other.add_first(90_000_000, 2)
+    writer.add_first(70_000_000, 1)
+    assert writer.read() == counted([50_000_000] * 2 + [90_000_000] * 2 + [70_000_000]) and writer.sum_s == pytest.approx(0.35)
     assert writer.read_of_steps() == counted([50_000_000] * 2)
     assert writer.read_each() == [counted([]), writer.read_of_steps()]
     for words in (writer, other):

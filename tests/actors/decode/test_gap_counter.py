@@ -59,6 +59,26 @@ def test_a_row_that_leaves_between_two_steps_makes_no_gap_when_it_comes_back() -
     assert found == [(30, 1), (30, 1), (30, 1)]
 
 
+def test_who_leaves_while_it_waits_makes_no_gap_when_its_row_comes_back() -> None:
+    steps = ([1, 2], {1, 2}, 100), ([1], {1, 2}, 130), ([1], {1}, 160), ([1, 2], {1, 2}, 200)
+    assert gaps_of(*steps) == [(30, 1), (30, 1), (40, 1)]
+
+
+def test_the_next_owner_of_a_row_has_no_gap_behind_the_first_token_of_the_last_one() -> None:
+    """Whether that one left, the row was given away, or a step came that it is no member of."""
+    found: list[tuple[int, int]] = []
+    counter = counter_of(found)
+    for row in (1, 2, 3):
+        counter.joined(row, 90)
+    counter.left(1)
+    counter.joined(2, None)
+    counter.committed([1, 2], {1, 2}, 100)
+    counter.committed([1, 2, 3], {1, 2, 3}, 130)
+    counter.joined(1, None)
+    counter.committed([1, 2], {1, 2}, 150)
+    assert found == [(30, 2), (20, 1)]
+
+
 def test_the_gap_behind_a_first_token_of_prefill_counts_apart() -> None:
     """Once, however often the row waits for pages; not that of who left before the step, nor of the row's next owner."""
     found: list[tuple[int, int]] = []

@@ -122,13 +122,26 @@ def test_a_row_that_is_copied_first_leaves_its_source_after_prefill() -> None:
 
 
 def test_one_copy_at_a_time_waits_for_prefill() -> None:
-    """Of two rows in a plan of prefill the first one is followed, and the other copied afterwards: those that wait keep nobody up."""
-    driver = apart(prefill_budget=64)
-    driver.submit(text(1, 4), 1)
-    driver.submit(text(12), 2)
-    driver.submit(text(12), 3)
-    driver.submit(text(12), 4)
-    assert len([one for one in driver.state.plans.values() if one.actor == "decode"]) == 1 and follows(driver)
+    """Of two rows in prefill's plans the first one is followed, and the other copied afterwards: those that wait keep nobody up."""
+    driver = apart()
+    for key in (1, 2, 3):
+        driver.submit(text(12), key)
+    assert [one.actor for one in driver.state.plans.values()] == ["prefill", "decode", "prefill"] and follows(driver)
+    for _ in range(3):
+        driver.done("prefill")
+    assert [one.actor for one in driver.state.plans.values()] == ["decode", "decode"], "no more than it may have"
+
+
+def test_a_long_prompt_is_copied_in_parts() -> None:
+    """So a decode that dies within a copy does only its plan again."""
+    driver = apart(num_kv_pages=512, prefill_budget=2048, max_context=2048)
+    driver.submit(m.RequestSpec(m.Generation("r"), [1] * 1200, [], 4))
+    driver.done("prefill")
+    for part in ((0, 0, 1024), (0, 1024, 1199)):
+        assert copied(driver) == [part]
+        driver.done("decode", m.Transferred(8))
+    finish(driver, KEY)
+    assert driver.is_empty
 
 
 def test_pages_behind_a_prefill_that_left_the_table_are_copied_once_they_are_filled() -> None:
@@ -473,7 +486,7 @@ def test_pages_of_a_plan_that_a_new_controller_finds_are_not_copied_before_its_e
     """The last controller died between the word that they are prefilled and the end of the plan: it is done again."""
     driver = apart(prefill_budget=6)
     driver.submit(text(12))
-    plans = remains(driver).plans
+    plans = [plan for plan in remains(driver).plans if plan.actor == "prefill"]
     driver.done("prefill")
     snapshot = remains(driver)
     machine = driver.machine = recover(driver.state.limits, 4, snapshot._replace(plans=plans))
