@@ -1,6 +1,7 @@
 """The bench of servers in turns: one that is up beside one that is not, and bad command lines."""
 
 import json
+import secrets
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,18 @@ from mmrt_lab.micro.sides import loads_of, main
 
 
 @pytest.mark.slow
-def test_a_server_beside_itself_and_beside_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_beside_itself_and_beside_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "figures.json"
+    monkeypatch.setattr(secrets, "randbelow", lambda most: most - 5)
     with own_run("sides") as run:
         run.up(RuntimeConfig(server=ServerSection(port=0)))
         url = str(json.loads(run.command("status", "--json")[1])["endpoint"])
         sides = [f"here={url}", f"again={url}", "nobody=http://127.0.0.1:9"]
         assert main([*sides, "--rounds", "1", "--tokens", "20", "40", "--loads", "one", "four", "--json", str(file)]) == 0
     found = json.loads(file.read_text())
+    assert found["first_seed"] == (1 << 31) - 5
     assert all(its["here"][0] > 0 and its["again"][0] > 0 and not its["nobody"] for its in found["values"].values())
     assert (
         set(found["failures"]) == {"nobody, one of 20 tokens", "nobody, one of 40 tokens", "nobody, four"} and len(found["loads"]) == 1

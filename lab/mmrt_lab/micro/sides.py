@@ -88,10 +88,12 @@ def loads_of(names: Sequence[str], tokens: Sequence[int], phase_s: float) -> dic
 
 
 class SidesBench(msgspec.Struct, frozen=True, kw_only=True):
-    """``values``: of each figure and server, by round. ``loads``: average number of processes that wanted a processor, by round."""
+    """``first_seed``: of the first round's first load; each later load has the next one. ``values``: of each figure and server, by
+    round. ``loads``: average number of processes that wanted a processor, by round."""
 
     environment: Environment
     urls: dict[str, str]
+    first_seed: int
     values: dict[str, dict[str, list[float]]]
     failures: dict[str, str]
     loads: list[float]
@@ -161,7 +163,9 @@ def measure(
         averages.append(os.getloadavg()[0])
     if not any(its for sides in values.values() for its in sides.values()):
         raise OwnRunError("; ".join(f"{what}: {why}" for what, why in failures.items()))
-    return SidesBench(environment=read_environment(), urls=dict(urls), values=values, failures=failures, loads=averages)
+    return SidesBench(
+        environment=read_environment(), urls=dict(urls), first_seed=first_seed, values=values, failures=failures, loads=averages
+    )
 
 
 def _report(client: OwnRun, options: Sequence[str]) -> Report:
