@@ -201,6 +201,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "width": ({"audio_config": {"output_dim": 64}}, r"output_dim is 64, expected the decoder's hidden_size \(128\)"),
     "windows": ({"audio_config": {"n_window_infer": 750}}, r"n_window_infer is 750, expected a multiple of 2 x n_window \(100\)"),
     "table": ({"vision_config": {"num_position_embeddings": 145}}, "num_position_embeddings is 145, expected the square"),
+    "end of a sound": ({"audio_end_token_id": None}, "audio_end_token_id is missing"),
 }
 
 

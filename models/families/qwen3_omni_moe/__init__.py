@@ -79,7 +79,7 @@ def parse_config(files: CheckpointFiles) -> ModelConfig:
         video_token_id=config.integer("video_token_id", default=151656, least=0),
         audio_token_id=config.integer("audio_token_id", default=151646, least=0),
         audio_start_token_id=config.integer("audio_start_token_id", default=151647, least=0),
-        audio_end_token_id=config.integer("audio_end_token_id", default=151648, least=0),
+        audio_end_token_id=config.integer("audio_end_token_id", least=0),  # transformers has no default
         positions_per_second=config.number("position_id_per_seconds", default=25),
     )
 
