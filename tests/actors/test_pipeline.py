@@ -84,6 +84,13 @@ def test_stages_write_the_bits_of_one_process(run: RunDirectory, request: pytest
         assert np.array_equal(ours, theirs)
 
 
+def test_a_stage_takes_no_stream_that_was_not_written(bench: Bench) -> None:
+    row, workers = bench.place(bench.ids(40)), stages(bench, 2)
+    bench.grant_all(row)
+    with pytest.raises(ValueError, match="no stream of 39 tokens"):
+        workers[1].execute(Prefill([chunks_of(row, 0, 39, [])], 1, 0))
+
+
 def test_log_probabilities_come_from_the_last_stage(bench: Bench) -> None:
     prompt, workers = bench.ids(40), stages(bench, 2)
     rows = [bench.place(prompt, row=at, sampling=Sampling(temperature=0, prompt_logprobs=3)) for at in (0, 1)]

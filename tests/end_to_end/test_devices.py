@@ -359,7 +359,8 @@ def test_a_drain_within_a_pool_copies_nothing(apart: Server) -> None:
 
 @pytest.mark.slow
 def test_each_device_serves_by_itself(launch: Callable[..., Server], server: Server) -> None:
-    both = launch(settings=SETTINGS.format("2EPD@*"))
+    """Without a prefix cache: a prompt that comes late would find its beginning on one device and could be sent to the other."""
+    both = launch(settings=SETTINGS.format("2EPD@*") + "[memory]\nprefix_cache = false\n")
     assert both.mmrt("layout", "show").stdout.splitlines()[0] == "EPD@left+EPD@right"
     expected = server.chat(PROMPT, **LONG)[1]
     with Streams(both, 4) as streams:
