@@ -33,6 +33,7 @@ from ..shm.pool import PagePool
 from ..shm.sequence_table import SequenceTable
 from .decode.first_tokens import FirstTokens, NoteDraw
 from .host.actor import Actor
+from .host.breaks import has_breaks
 from .host.device import Completion
 from .host.embedding_pages import EmbeddingPages, open_embedding_pages
 from .host.language_model import open_language_model
@@ -40,7 +41,7 @@ from .host.logprobs import to_host
 from .host.page_loader import PageLoader
 from .host.page_packer import PackedPages, open_packing, pack_chunks
 from .host.pipeline import PipelineStage
-from .host.plan_loop import serve_plans
+from .host.plan_loop import PlanLoop
 from .host.shared_tensors import SharedTensors
 
 KEPT_POSITIONS = 64
@@ -66,9 +67,16 @@ def main(actor: Actor) -> None:
     def note_draw(row: int, generation: int, began_ns: int) -> None:
         actor.flight.record(Kind.FIRST_TOKEN, began_ns, time.monotonic_ns() - began_ns, row, generation)
 
+    def in_a_break() -> bool:
+        if actor.turn.after_layer is not None:
+            actor.turn.after_layer()
+        return plans.do_short()
+
     stage = PipelineStage.open(actor.run, actor.config, actor.model, actor.name, shared.device)
     layers = open_counter(actor, stage)
     after_layer = actor.turn.after_layer if layers is None else layers.before(actor.turn.after_layer)
+    if has_breaks(actor.config, actor.model):
+        after_layer = in_a_break
     worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, completion, after_layer, note_draw, stage)
     cache = cache_directory(actor.config)
     states = PageLoader(actor.run, PagePool.attach(actor.run, state_pool(actor.kv_pool), "fill"), cache) if layout.has_states else None
@@ -89,7 +97,8 @@ def main(actor: Actor) -> None:
             layers.done(plan.units)
         return result
 
-    serve_plans(actor, execute, table, shared.device_pages)
+    plans = PlanLoop(actor, table, shared.device_pages)
+    plans.serve(execute)
 
 
 def open_counter(actor: Actor, stage: PipelineStage) -> LayerCounter | None:

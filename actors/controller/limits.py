@@ -22,6 +22,7 @@ from ...runtime.process.memory_layout import (
 )
 from ...runtime.stage_table import stage_of
 from ...schema.media import MediaSpan
+from ..host.breaks import has_breaks
 
 
 def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -> Limits:
@@ -70,6 +71,7 @@ def limits_of(config: RuntimeConfig, layout: MemoryLayout, model: ModelConfig) -
         most_pixels=rules.max_pixels if model.vision_rules is not None else 0,
         embedding_cache=config.memory.embedding_cache,
         prefix_cache=config.memory.prefix_cache,
+        has_breaks=has_breaks(config, model),
         first_tokens=draws_first_tokens(config, model),
         positions=partial(_positions, model),
         fault_of=partial(fault_of, model),

@@ -7,6 +7,8 @@ one that the previous process crashed in is answered with Died and not begun: th
 Plans that would hold up others (video's large ones) are done one at a time in a thread of their own. While the loop has nothing
 else to do, that plan is the step in the status words: its deadline is watched, and a death counts against it. Beside another
 plan it is not; ``is_aside`` therefore says no for a while after a death.
+
+A plan that arrives while a long one is in work can be done in a break of that one (``do_short``).
 """
 
 import logging
@@ -65,6 +67,15 @@ class _Begun:
     started_ns: int
 
 
+@dataclass
+class _Long:
+    """The plan in work in the loop's thread, in whose breaks others may be done: of ``room`` units more, which took ``short_ns``."""
+
+    plan_id: int
+    room: int
+    short_ns: int = 0
+
+
 class PlanLoop:
     """The loop, and its state between two turns. Once it is made the actor is active and all is open; ``serve`` opens nothing more."""
 
@@ -77,6 +88,7 @@ class PlanLoop:
         self._queue: deque[Run] = deque()
         self._later: deque[tuple[Run, Plan]] = deque()  # for the other thread
         self._aside: tuple[_Begun, Future[Result]] | None = None
+        self._long: _Long | None = None
         self._status = actor.become_active()
         self._status.set_crashes(0)  # the controller knows the cause of their death
         worst_s = self._status.step_cost_ns / 1e9
@@ -131,7 +143,8 @@ class PlanLoop:
 
     def _holds(self, plan_id: int) -> bool:
         is_waiting = any(command.plan_id == plan_id for command in (*self._queue, *(command for command, _ in self._later)))
-        return is_waiting or (self._aside is not None and self._aside[0].plan_id == plan_id)
+        is_long = self._long is not None and self._long.plan_id == plan_id
+        return is_waiting or is_long or (self._aside is not None and self._aside[0].plan_id == plan_id)
 
     def _next_plan(self, is_aside: Callable[[Plan], bool] | None) -> _Begun | None:
         """Return the next plan of the queue. One for the other thread waits for its turn there."""
@@ -163,14 +176,42 @@ class PlanLoop:
         turn = self._actor.turn if plan.COMPUTES else IN_NO_TURN
         with turn:
             begun, waited_ns = replace(begun, started_ns=time.monotonic_ns()), turn.waited_ns  # waiting for the turn is no work
+            self._long = long = _Long(begun.plan_id, plan.units // 2 if plan.units > LEAST_UNITS else 0)
             with self._status.step(begun.plan_id, self._limit.ceiling_s if units is None else self._limit.limit_s(units)):
                 result = self._attempt(begun, plan)
-            waited_ns = turn.waited_ns - waited_ns
+            self._long = None
+            waited_ns = turn.waited_ns - waited_ns + long.short_ns
             if units is not None:
                 self._limit.took(units, (time.monotonic_ns() - begun.started_ns - waited_ns) / 1e9)
                 self._status.set_step_cost(int(1e9 * self._limit.worst_s) or 1)
             self._finish(begun, result, waited_ns)
         self._watch_aside()
+
+    def do_short(self) -> bool:
+        """Do plans that have arrived, in a break of the one in work. All of them together have at most half of its units, so it is not
+        held up for long; one of ``LEAST_UNITS`` or less has no breaks. Returns whether there was one. For ``execute``, where what it
+        computes next depends on no memory that others write."""
+        if (long := self._long) is None or not long.room or self._actor.ending:
+            return False
+        self._take()
+        was_one = False
+        while self._queue and (payload := self._table.read(self._queue[0].slot, self._queue[0].plan_id)) is not None:
+            plan = decode_plan(payload)
+            if not plan.COMPUTES or plan.units > long.room:
+                break
+            was_one = True
+            long.room -= plan.units
+            self._do_between(long, self._begin(self._queue.popleft(), plan))
+        return was_one
+
+    def _do_between(self, long: _Long, begun: _Begun) -> None:
+        """Do a plan as a step of its own within the one in work, which has the rest of its time afterwards."""
+        paused_ns, deadline_ns = time.monotonic_ns(), self._status.step_deadline_ns
+        self._status.end_step()
+        self._do(begun)
+        self._long = long
+        long.short_ns += time.monotonic_ns() - paused_ns
+        self._status.begin_step(long.plan_id, max(0, deadline_ns - paused_ns) / 1e9)
 
     def _begin_aside(self) -> None:
         """Give the other thread a plan if it has none."""

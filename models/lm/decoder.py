@@ -7,7 +7,8 @@ from typing import Protocol
 from torch import Tensor
 
 AfterLayer = Callable[[], object]
-"""Called between the layers of a forward, which may pause there. On CUDA the layer before is launched, and perhaps not computed."""
+"""Called between the layers of a forward, which may pause there: True if the model has done another one meanwhile. On CUDA the layer
+before is launched, and perhaps not computed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,8 +125,8 @@ class LanguageModel:
         normed, deep = stream.normed, islice(_deep(chunks, stream.hidden), layers.start, None)
         for layer in self._layers[layers.start : layers.stop]:
             normed = layer.finish(layer.mixer.prefill(normed), stream.hidden, next(deep, ()), next(inputs))
-            if after_layer is not None:
-                after_layer()
+            if after_layer is not None and after_layer() is True:
+                self._begin_prefill(chunks)
         return normed
 
     def _finish_ends(

@@ -261,3 +261,31 @@ def test_pauses_between_layers_change_nothing(bench: Bench) -> None:
     bench.prefill(paused)
     assert torch.equal(cache(bench, paused, 39), cache(bench, plain, 39))
     assert len(calls) == bench.config.language.num_layers - 1, "of the last layer there is little to compute"
+
+
+def test_plans_in_the_breaks_of_another_change_neither(run: RunDirectory, deep: tuple[ModelConfig, Weights]) -> None:
+    """Chunks with a picture whose rows have several parts; between any two of their layers a text of another length."""
+    bench = Bench(run, *deep)
+    media, rows = bench.image(9, 14, 14)
+    prompt, words = bench.ids(70), bench.ids(31)
+    plain, paused = (bench.place(prompt, row=index, spans=[media]) for index in (0, 1))
+    text, between = (bench.place(words, row=index) for index in (2, 3))
+    for row in (plain, paused, text, between):
+        bench.grant_all(row)
+    bench.prefill(plain, 33, [rows])
+    bench.prefill(text)
+    worker, num_breaks = bench.worker, 0
+
+    def take_break() -> bool:
+        nonlocal num_breaks
+        num_breaks += 1
+        chunk = PrefillChunk(between.row, between.generation, 0, 0, 30, [])
+        assert worker.execute(Prefill([chunk])) == Done()
+        return True
+
+    pages, completion = HostEmbeddingPages(bench.config, bench.embeddings), Completion(torch.device("cpu"))
+    bench.worker = PrefillWorker(bench.config, bench.model, bench.table, pages, PAGE_TOKENS, completion, take_break)
+    bench.prefill(paused, 33, [rows])
+    assert num_breaks == 3 * (bench.config.language.num_layers - 1)
+    assert torch.equal(cache(bench, paused, 69), cache(bench, plain, 69))
+    assert torch.equal(cache(bench, between, 30), cache(bench, text, 30))

@@ -58,7 +58,7 @@ def visit(place):
 """
 PLACES = {  # of each file: the place's name, and the line before which it is, or after
     "models/lm/language_model.py": [
-        ("layer of a chunk", "            if after_layer is not None:\n"),
+        ("layer of a chunk", "            if after_layer is not None and after_layer() is True:\n"),
         ("layer of a step", "            normed = layer.finish(layer.mixer.decode(normed), hidden, inputs=next(inputs))\n"),
     ],
     "actors/decode/running_set.py": [

@@ -21,7 +21,7 @@ from ..rows.intake import embedding_pages, patch_pages
 from ..rows.lifecycle import reset_media
 from ..rows.poison import is_suspect
 from ..rows.windows import num_short, room
-from ..scheduling.budgets import allowance_s, retarget
+from ..scheduling.budgets import allowance_s, lone_units, retarget
 from ..scheduling.types import MemberView, RequestView, SegmentChoice, SegmentStage, SegmentView, StepLimits, View
 from ..state.inflight_plan import LONG_AGO_S
 from ..state.request import Request
@@ -54,9 +54,10 @@ def issue(state: ControllerState, now: float) -> None:
         state.starved_s = None
         return
     prefill, encode = steering.prefill, steering.encode
-    limits = StepLimits(prefill.units, encode.units, prefill.max_units, encode.max_units, state.limits.with_decode)
     for _ in range(MAX_ROUNDS):
         view = make_view(state)
+        tokens = _prefill_tokens(state, view)
+        limits = StepLimits(tokens, encode.units, prefill.max_units, encode.max_units, state.limits.with_decode)
         step = choose(state, view, limits)
         if not step:
             break
@@ -80,6 +81,13 @@ def _aim(state: ControllerState) -> None:
     if allowance != steering.allowance_s:
         steering.allowance_s = allowance
         steering.prefill, steering.encode = retarget(steering.prefill, allowance), retarget(steering.encode, allowance)
+
+
+def _prefill_tokens(state: ControllerState, view: View) -> int:
+    """Return the budget tau: larger for a request alone, where prefill has breaks in which it does what comes meanwhile."""
+    is_alone = len(view.requests) == 1 and not view.prefill_in_flight and not view.num_decoding
+    budget = state.steering.prefill
+    return lone_units(budget, state.tbt_target_s) if is_alone and state.limits.has_breaks else budget.units
 
 
 def _plannable(state: ControllerState) -> list[Request]:

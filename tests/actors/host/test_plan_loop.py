@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
+from mmrt.actors.host import plan_loop
 from mmrt.actors.host.plan_checks import still_wanted
-from mmrt.actors.host.plan_loop import KEPT_RESULTS, serve_plans
+from mmrt.actors.host.plan_loop import KEPT_RESULTS, PlanLoop, serve_plans
 from mmrt.runtime.bus.messages import Died, Done, ItemError, PlanDone, Result, Run, Skipped, ToController, Welcome
 from mmrt.runtime.bus.plans import Plan, Prefill, PrefillChunk
 from mmrt.runtime.bus.wire import encode
@@ -314,3 +315,110 @@ def test_waiting_for_its_turn_is_no_work(work: Work) -> None:
     sent = work.serve([work.write(0, 7)], [], lambda: worst_s.append(work.actor.status.step_cost_ns))  # type: ignore[union-attr]
     assert isinstance(sent[0], PlanDone) and sent[0].elapsed_s < 0
     assert worst_s == [1]
+
+
+LONG, SHORT = 600, 200  # tokens
+
+
+class Breaks:
+    """A loop whose plans take a break, in each of which it does what has come; and what it has done, in order."""
+
+    def __init__(self, work: Work, num_breaks: int = 1) -> None:
+        self.work, self.num_breaks = work, num_breaks
+        self.done: list[object] = []
+        self.steps: list[int] = []
+
+    def write(self, slot: int, plan_id: int, num_tokens: int, row: int = 0) -> Run:
+        self.work.plan = Prefill([PrefillChunk(row, 1, 0, 0, num_tokens, [])])
+        return self.work.write(slot, plan_id)
+
+    def execute(self, plan: Plan) -> Result:
+        self.done.append(plan.units)
+        for _ in range(self.num_breaks):
+            self.done.append(self.plans.do_short())
+            reading = self.work.actor._actors.read("prefill")
+            assert reading.step_deadline_ns > reading.step_start_ns
+            self.steps.append(reading.step_plan)
+        self.done.append(-plan.units)
+        return Done()
+
+    def serve(self, *script: object) -> list[tuple[int, Result]]:
+        self.work.actor = FakeActor(self.work.run, "prefill", [*script, [], [], [], []])  # type: ignore[list-item]
+        self.plans = PlanLoop(self.work.actor, self.work.rows)  # type: ignore[arg-type]
+        self.plans.serve(self.execute)
+        return answers(self.work.actor.sent)
+
+
+def test_a_short_plan_is_done_in_a_break_of_a_long_one(work: Work) -> None:
+    breaks = Breaks(work)
+    sent = breaks.serve([breaks.write(0, 7, LONG)], [breaks.write(1, 8, SHORT)])
+    assert breaks.done == [LONG, SHORT, False, -SHORT, True, -LONG]
+    assert sent == [(8, Done()), (7, Done())]
+    assert breaks.steps == [8, 7], "each is the step while it is in work"
+    after = work.actor._actors.read("prefill")
+    assert after.step_deadline_ns == 0
+
+
+def test_a_plan_waits_for_a_long_one_of_which_others_have_had_half(work: Work) -> None:
+    breaks = Breaks(work, 3)
+    runs = [breaks.write(slot, 6 + slot, SHORT) for slot in (1, 2)]
+    sent = breaks.serve([breaks.write(0, 6, LONG)], runs[:1], runs[1:])
+    assert [plan_id for plan_id, _ in sent] == [7, 6, 8]
+
+
+def test_a_plan_that_is_not_long_has_no_breaks(work: Work) -> None:
+    breaks = Breaks(work)
+    sent = breaks.serve([breaks.write(0, 7, 256)], [breaks.write(1, 8, 4)])
+    assert breaks.done == [256, False, -256, 4, False, -4] and [plan_id for plan_id, _ in sent] == [7, 8]
+
+
+def test_a_command_that_is_repeated_in_a_break_is_not_done_again(work: Work) -> None:
+    breaks = Breaks(work, 2)
+    long = breaks.write(0, 7, LONG)
+    sent = breaks.serve([long], [long], [breaks.write(1, 8, SHORT)], [long])
+    assert breaks.done.count(LONG) == 1 and [plan_id for plan_id, _ in sent] == [8, 7, 7]
+
+
+def test_the_time_of_a_short_plan_is_not_the_long_ones(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    breaks, now_ns = Breaks(work), [0]
+    monkeypatch.setattr(plan_loop.time, "monotonic_ns", lambda: now_ns[0])
+    execute = breaks.execute
+
+    def timed(plan: Plan) -> Result:
+        now_ns[0] += plan.units * 10**9
+        return execute(plan)
+
+    monkeypatch.setattr(breaks, "execute", timed)
+    breaks.serve([breaks.write(0, 7, LONG)], [breaks.write(1, 8, SHORT)])
+    sent = [done for done in work.actor.sent if isinstance(done, PlanDone)]
+    assert [(done.plan_id, done.elapsed_s) for done in sent] == [(8, SHORT), (7, LONG)]
+
+
+def test_a_short_plan_that_raises_fails_alone(work: Work) -> None:
+    breaks = Breaks(work)
+    execute = breaks.execute
+
+    def raises(plan: Plan) -> Result:
+        if plan.units == SHORT:
+            raise StalePage("gone")
+        return execute(plan)
+
+    breaks.execute = raises  # type: ignore[method-assign]
+    (first, error), (second, done) = breaks.serve([breaks.write(0, 7, LONG)], [breaks.write(1, 8, SHORT)])
+    assert (first, second, done) == (8, 7, Done()) and isinstance(error, ItemError)
+
+
+def test_a_death_in_a_break_counts_against_the_short_plan(work: Work) -> None:
+    breaks = Breaks(work)
+    execute = breaks.execute
+
+    def dies(plan: Plan) -> Result:
+        if plan.units == SHORT:
+            raise MemoryError
+        return execute(plan)
+
+    breaks.execute = dies  # type: ignore[method-assign]
+    with pytest.raises(MemoryError):
+        breaks.serve([breaks.write(0, 7, LONG)], [breaks.write(1, 8, SHORT)])
+    reading = work.actor._actors.read("prefill")
+    assert reading.step_plan == 8 and reading.step_deadline_ns

@@ -152,18 +152,19 @@ class World:
         routing: Routing = "least_load",
         first_tokens: bool = False,
         has_pipeline: bool = False,
+        has_breaks: bool = False,
     ) -> None:
         """``crowded``: much less memory than work: preemption and eviction all the time. Without ``faults`` others bring them.
         ``has_states``: the model has recurrent states. ``has_windows``: layers with a window have pages of their own.
         ``sees_pictures``: a chunk has all of a picture, or none. ``first_tokens``: prefill draws them, where there is one device.
-        ``has_pipeline``: prefill's actors are its stages."""
+        ``has_pipeline``: prefill's actors are its stages. ``has_breaks``: prefill does plans within others."""
         self.random = rng
         self.now = 1000.0
         self.crowded = crowded
-        layout = rng.choice(layouts or ([one for one in LAYOUTS if not devices_of(one)] if has_windows else LAYOUTS))
+        layout = rng.choice(layouts or ([one for one in LAYOUTS if not devices_of(one)] if has_windows or has_breaks else LAYOUTS))
         devices = devices_of(layout)
         self.limits = Limits(
-            policy=policy,
+            policy="overlap" if has_breaks else policy,  # without turns, so prefill has several plans more often
             actors=actors_of(layout),
             num_devices=2 if devices else 1,
             devices={actor: int(device) for actor, device in devices.items()},
@@ -191,6 +192,7 @@ class World:
             routing=routing,
             sees_pictures=sees_pictures,
             first_tokens=first_tokens and not devices,
+            has_breaks=has_breaks,
             prefill_ranks=sum(stage_of(actor) == "prefill" for actor in actors_of(layout)) if has_pipeline else 1,
         )
         if has_states:
@@ -256,7 +258,7 @@ class World:
         self.num_crashes = self.num_preempted = self.num_evicted = self.num_cached = self.num_loaded = self.num_loaded_segments = (
             self.num_fetched
         ) = 0
-        self.num_transferred = self.num_loaded_states = self.num_first_tokens = self.num_followed = 0
+        self.num_transferred = self.num_loaded_states = self.num_first_tokens = self.num_followed = self.num_breaks = 0
         self.done_plans: set[int] = set()  # of workers, as the words say that others follow
 
     # ------------------------------------------------------------------------------------------------ plumbing
@@ -605,22 +607,42 @@ class World:
             process.queue.append(command)
 
     def worker_turn(self, name: str, process: Process) -> None:
+        if process.step is None:
+            self.next_step(name, process)
+        elif self.limits.has_breaks and stage_of(name) == "prefill":
+            if process.queue and self.random.random() < 0.5:
+                self.take_break(name, process)
+            elif self.random.random() < 0.1:
+                self.finish_step(name, process)
+        elif self.random.random() < 0.5:
+            self.finish_step(name, process)
+
+    def take_break(self, name: str, process: Process) -> None:
+        """Do another plan within the one in work, which goes on unless this process dies of the other."""
+        long, process.step = process.step, None
+        self.next_step(name, process)
         if process.step is not None:
-            if self.random.random() < 0.5:
-                command, *_ = process.step
-                if process.step[3]:
-                    self.crash(name, process, crashed=True)
-                    return
-                result = self.finish_writes(process.step, 1.0)
-                self.draw_first_tokens(command)
-                self.done_plans.add(command.plan_id)
-                process.step = None
-                done = m.PlanDone(name, process.generation, command.plan_id, 0.01, result)
-                process.done[command.plan_id] = done
-                while len(process.done) > 256:
-                    process.done.popitem(last=False)
-                self.to_controller(name, done)
+            self.num_breaks += 1
+            self.finish_step(name, process)
+        if process.generation:
+            process.step = long
+
+    def finish_step(self, name: str, process: Process) -> None:
+        command, *_ = process.step
+        if process.step[3]:
+            self.crash(name, process, crashed=True)
             return
+        result = self.finish_writes(process.step, 1.0)
+        self.draw_first_tokens(command)
+        self.done_plans.add(command.plan_id)
+        process.step = None
+        done = m.PlanDone(name, process.generation, command.plan_id, 0.01, result)
+        process.done[command.plan_id] = done
+        while len(process.done) > 256:
+            process.done.popitem(last=False)
+        self.to_controller(name, done)
+
+    def next_step(self, name: str, process: Process) -> None:
         while process.queue:
             command = process.queue.pop(0)
             payload = self.plans.read(command.slot, command.plan_id)

@@ -14,6 +14,7 @@ from mmrt.runtime.controller.machine import LOOK_S, SOON_S, Controller
 from mmrt.runtime.controller.rows.kv_manager import wanted_kv
 from mmrt.runtime.controller.rows.lifecycle import preempt, reset_media
 from mmrt.runtime.controller.rows.progress import WINDOW_S
+from mmrt.runtime.controller.scheduling.budgets import prefill_budget, update
 from mmrt.runtime.controller.scheduling.costs import Costs
 from mmrt.runtime.controller.scheduling.facts import Cost
 from mmrt.runtime.controller.scheduling.types import Limits
@@ -1015,6 +1016,24 @@ def test_budgets_shrink_as_soon_as_somebody_decodes() -> None:
     driver.submit(m.RequestSpec(m.Generation("r"), [1] * 3000, [], 64), key=2)
     _, plan = driver.plan("prefill")
     assert isinstance(plan, p.Prefill) and sum(chunk.end - chunk.start for chunk in plan.chunks) <= 500
+
+
+def test_a_request_alone_has_one_plan_where_others_need_not_wait_for_it() -> None:
+    """While another is there, or where prefill has no breaks, plans are as short as ever: 0.2 s."""
+
+    def units(*keys: int, has_breaks: bool) -> list[int]:
+        """Of the first plan of each row, while those before are in work."""
+        driver = Driver(tbt_target_s=0.05, prefill_budget=0, max_context=4096, num_kv_pages=4000, has_breaks=has_breaks)
+        learned = prefill_budget(0)
+        for num_tokens in (256, 512, 1500):
+            learned = update(learned, num_tokens, num_tokens * 3.9e-4, 0.2)
+        driver.state.steering.prefill = learned
+        for key in keys:
+            driver.submit(m.RequestSpec(m.Generation("r"), [1] * 1200, [], 64), key=key)
+        return [inflight.plan.units for inflight in driver.state.plans.values() if inflight.actor == "prefill"]
+
+    assert units(1, 2, has_breaks=False) == [512, 512]
+    assert units(1, 2, has_breaks=True) == [1199, 512], "the last token is decode's"
 
 
 # actors that are broken

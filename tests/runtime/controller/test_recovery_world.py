@@ -46,9 +46,10 @@ def live_through(
     first_tokens: bool = False,
     has_pipeline: bool = False,
     has_devices: bool = False,
+    has_breaks: bool = False,
 ) -> World:
     kind = {"has_states": has_states, "has_windows": has_windows, "sees_pictures": sees_pictures, "first_tokens": first_tokens}
-    kind["has_pipeline"] = has_pipeline
+    kind |= {"has_pipeline": has_pipeline, "has_breaks": has_breaks}
     pipelines, routing = OVER_DEVICES if has_devices else PIPELINES, ROUTINGS.get(seed % 8, "least_load")
     layouts = SEVERAL_VIDEOS if several_videos else pipelines if has_pipeline else ()
     world = World(random.Random(seed), place, crowded=seed % 3 == 0, layouts=layouts, routing=routing, **kind)
@@ -89,6 +90,11 @@ def test_recurrent_states_survive_whatever_dies(place: Path) -> None:
 def test_several_videos_survive_whatever_dies(place: Path) -> None:
     for seed in (*range(NUM_KNOWN // 2), *seeds(NUM_NEW // 2)):
         survive(seed, place, several_videos=True)
+
+
+def test_plans_in_breaks_of_others_survive_whatever_dies(place: Path) -> None:
+    worlds = [survive(seed, place, has_breaks=True, first_tokens=seed % 2 == 0) for seed in (*EVENTFUL, *seeds(NUM_NEW))]
+    assert sum(world.num_breaks for world in worlds) > len(worlds) / 2
 
 
 def test_stages_of_a_pipeline_survive_whatever_dies(place: Path) -> None:
