@@ -73,10 +73,14 @@ class Fp4Quantization(msgspec.Struct, frozen=True, kw_only=True, tag="fp4"):
 
 class GgufQuantization(msgspec.Struct, frozen=True, kw_only=True, tag="gguf"):
     """Tensors of GGUF files, each of a type of its own. ``form``: the format of weights for their values. ``permuted``: rows of queries
-    and keys lie in the order of architecture "llama", the two halves of a head by turns."""
+    and keys lie in the order of architecture "llama", the two halves of a head by turns. ``tower_heads``: of a tower in which they do
+    so too; 0 if they do not. ``halved``: so many values of each head that turn lie as halves of pairs, which stand side by side in the
+    checkpoint."""
 
     form: Form
     permuted: bool = False
+    tower_heads: int = 0
+    halved: int = 0
 
 
 Quantization = IntegerQuantization | Fp8Quantization | Fp4Quantization | GgufQuantization
@@ -205,7 +209,7 @@ def _read_modelopt(found: Mapping[str, Any]) -> Quantization:
 
 def _read_gguf(found: Mapping[str, Any]) -> Quantization:
     """As mmrt itself writes it, into the directory that it makes of a file."""
-    fields = {name: value for name, value in found.items() if name in ("form", "permuted")}
+    fields = {name: value for name, value in found.items() if name in ("form", "permuted", "tower_heads", "halved")}
     return msgspec.convert({"type": "gguf", **fields}, GgufQuantization)
 
 

@@ -18,7 +18,8 @@ import numpy as np
 from ..errors import CheckpointError
 from .files import GGUF_MAGIC
 from .gguf_blocks import BLOCKS, TYPE_NAMES
-from .gguf_names import Naming, checkpoint_name, checkpoint_shape, has_swapped_names, is_experts, names_of_expert, naming_of, swapped
+from .gguf_names import Naming, checkpoint_name, checkpoint_shape, is_experts, names_of_expert, naming_of
+from .gguf_towers import has_swapped_names, swapped, tower_shape
 from .safetensors_files import StoredTensor
 
 _VERSIONS = (2, 3)
@@ -93,13 +94,14 @@ class GgufFiles:
 def _parts(name: str, tensor: StoredTensor, naming: Naming) -> Iterator[tuple[str, StoredTensor]]:
     """A tensor by its name in a checkpoint; one of all experts as one for each. Raises: CheckpointError."""
     if not is_experts(name) or len(tensor.shape) != 3:
-        yield checkpoint_name(name, naming), tensor._replace(shape=checkpoint_shape(name, tensor.shape))
+        own = checkpoint_name(name, naming)
+        yield own, tensor._replace(shape=tower_shape(own, checkpoint_shape(name, tensor.shape)))
         return
     experts, rows, columns = tensor.shape
     if experts > _MAX_EXPERTS:
         raise CheckpointError(f"{tensor.file}: tensor {name!r} has {experts} experts, expected at most {_MAX_EXPERTS}")
     for expert in range(experts):
-        names = names_of_expert(name, expert)
+        names = names_of_expert(name, expert, naming)
         height, rest = divmod(rows, len(names))
         if rest:
             raise CheckpointError(

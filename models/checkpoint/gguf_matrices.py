@@ -2,7 +2,7 @@
 it, in the memory actor."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,24 +16,27 @@ from ..architecture import LanguageConfig
 from ..errors import CheckpointError
 from . import int4, int8g
 from .gguf_blocks import BLOCKS, INT4_TYPES, INT8G_TYPES, NARROW_TYPES, READ_TYPES, block_codes, block_values, whole_numbers
-from .gguf_names import FRAME
 from .gguf_orders import Orders, orders_of
+from .gguf_towers import FRAME
 from .narrowing import narrow
 from .safetensors_files import DTYPES, StoredTensor
 from .values import Order, reordered
 from .weight_specs import Shape, Source
 
 _QKV = ".attn.qkv."
-_RATES = ".A_log"
+_MADE_OF = {  # what values of a checkpoint are, by those that a file has
+    ".A_log": lambda rates: rates.neg().log(),
+    ".per_dim_scale": lambda scales: scales + (-scales).expm1().neg().log(),  # softplus of them
+}
 
 
 class StoredBlocks(NamedTuple):
-    """A matrix [N, K], or a vector [N], in a file. ``are_rates``: the file has -exp of its values."""
+    """A matrix [N, K], or a vector [N], in a file. ``values_of``: makes a checkpoint's values of the file's, where those differ."""
 
     name: str
     tensor: StoredTensor
     orders: Orders = Orders()
-    are_rates: bool = False
+    values_of: Callable[[Tensor], Tensor] | None = None
 
     @property
     def file(self) -> Path:
@@ -71,10 +74,11 @@ def find_blocks(
     tensor = stored.get(source.name)
     if tensor is None:
         return None
-    orders, are_rates = orders_of(source.name, how, language), source.name.endswith(_RATES)
-    if tensor.dtype in DTYPES and orders == Orders() and not are_rates:
+    orders = orders_of(source.name, how, language)
+    values_of = next((values for end, values in _MADE_OF.items() if source.name.endswith(end)), None)
+    if tensor.dtype in DTYPES and orders == Orders() and values_of is None:
         return None
-    return _checked(source.name, tensor, source.shape)._replace(orders=orders, are_rates=are_rates)
+    return _checked(source.name, tensor, source.shape)._replace(orders=orders, values_of=values_of)
 
 
 def _find_pieces(source: Source, stored: Mapping[str, StoredTensor]) -> StoredPieces | None:
@@ -115,15 +119,15 @@ class BlockMatrix:
         self._rows = data.view(self.shape[0], math.prod(self.shape[1:]) // num_values * num_bytes)
         rows, columns = stored.orders
         self._order = None if rows is None else rows.places(self.shape[0])
-        self._heads = None if columns is None else columns.places(columns.value_heads)
+        self._heads = None if columns is None else columns.places(columns.num_groups(self.shape[1]))
         self._has_whole_groups = self._heads is None or not self.shape[1] % (len(self._heads) * INT8G_COLUMNS)
-        self._are_rates = stored.are_rates
+        self._values_of = stored.values_of
 
     def values(self, rows: slice) -> Tensor:
         """Float32 [n, ...]. Raises: ValueError for values that are not finite."""
         values = self._across(block_values(self._data(rows), self._kind)).view(-1, *self.shape[1:])
-        if self._are_rates:
-            values = values.neg().log()
+        if self._values_of is not None:
+            values = self._values_of(values)
         if not bool(torch.stack(torch.aminmax(values)).isfinite().all()):  # in less time than all of them
             raise ValueError("has a value that is not finite")
         return values

@@ -5,7 +5,9 @@ from .contents import LONG_FACTORS, SHORT_FACTORS, Contents, Fields
 
 _WINDOW = "attention.sliding_window"
 _GEMMA_27B = 62  # layers
-_GEMMA_INTERVAL = 6
+_GEMMA_INTERVAL, _OLMO_INTERVAL = 6, 4
+SECTIONS = "mrope_section"  # in the rope's fields
+LONGER_QUERIES = "llama_4_scaling_beta"  # in the rope's fields
 
 
 def gemma3(facts: JsonObject, fields: Fields, contents: Contents) -> Fields:
@@ -14,7 +16,7 @@ def gemma3(facts: JsonObject, fields: Fields, contents: Contents) -> Fields:
     window = facts.integer(_WINDOW, default=0, least=0)
     local = {"rope_type": "default", "rope_theta": facts.number("rope.freq_base_swa", default=1e4)}
     own: Fields = {
-        "layer_types": _kinds(facts, layers) if window else ["full_attention"] * layers,
+        "layer_types": _kinds(facts, layers, _GEMMA_INTERVAL) if window else ["full_attention"] * layers,
         "sliding_window": window or None,
         "query_pre_attn_scalar": hidden // heads if layers == _GEMMA_27B else fields["head_dim"],
         "rope_parameters": {"full_attention": {"rope_type": "default", **fields["rope_parameters"]}, "sliding_attention": local},
@@ -25,24 +27,31 @@ def gemma3(facts: JsonObject, fields: Fields, contents: Contents) -> Fields:
     return {**fields, **own}
 
 
-def _kinds(facts: JsonObject, layers: int) -> list[str]:
+def _kinds(facts: JsonObject, layers: int, usual_interval: int) -> list[str]:
     """Of a file's layers, each of which it says whether it has a window; or that every so many-th has none."""
-    said = facts.data.get("attention.sliding_window_pattern", _GEMMA_INTERVAL)
+    said = facts.data.get("attention.sliding_window_pattern", usual_interval)
     if isinstance(said, list):
         if len(said) < layers or not all(type(one) is bool for one in said):
             raise facts.error("attention.sliding_window_pattern", f"is no list of true or false for each of {layers} layers")
         return ["sliding_attention" if has_window else "full_attention" for has_window in said[:layers]]
     if type(said) is bool:  # of all layers alike
         return ["sliding_attention" if said else "full_attention"] * layers
-    interval = facts.integer("attention.sliding_window_pattern", default=_GEMMA_INTERVAL)
+    interval = facts.integer("attention.sliding_window_pattern", default=usual_interval)
     return ["sliding_attention" if number % interval else "full_attention" for number in range(1, layers + 1)]
 
 
 def glm4(facts: JsonObject, fields: Fields, contents: Contents) -> Fields:
-    """A part of each head turns. Raises CheckpointError for the decoder of a model that sees, which turns by three axes."""
-    if facts.has("rope.dimension_sections") and any(facts.integers("rope.dimension_sections")):
-        raise facts.error("rope.dimension_sections", "are of a model that sees; of GLM-4.1V, 4.6V and OCR mmrt reads the directory")
-    return {**fields, "rope_parameters": _with_part(facts, fields)}
+    """A part of each head turns; in the decoder of a model that sees by three axes, and in another order of rows. Raises
+    CheckpointError."""
+    rope, sections = _with_part(facts, fields), facts.integers("rope.dimension_sections", default=(), least=0)
+    if not any(sections):
+        return {**fields, "rope_parameters": rope}
+    turning = facts.integer("rope.dimension_count", default=fields["head_dim"])
+    return {
+        **fields,
+        "rope_parameters": {**rope, SECTIONS: list(sections[:3])},
+        "quantization_config": {**fields["quantization_config"], "halved": turning},
+    }
 
 
 def phi3(facts: JsonObject, fields: Fields, contents: Contents) -> Fields:
@@ -58,6 +67,46 @@ def phi3(facts: JsonObject, fields: Fields, contents: Contents) -> Fields:
         if facts.has("rope.scaling.attn_factor"):
             own["rope_parameters"]["attention_factor"] = facts.number("rope.scaling.attn_factor")
     return {**fields, **own}
+
+
+def granite(facts: JsonObject, fields: Fields, contents: Contents) -> Fields:
+    """By what embeddings, scores, layers and logits are multiplied. Raises CheckpointError."""
+    return {
+        **fields,
+        "attention_multiplier": facts.number("attention.scale", default=fields["head_dim"] ** -0.5),
+        "embedding_multiplier": facts.number("embedding_scale", default=1.0),
+        "residual_multiplier": facts.number("residual_scale", default=1.0),
+        "logits_scaling": facts.number("logit_scale", default=1.0),
+    }
+
+
+def olmo(facts: JsonObject, fields: Fields, contents: Contents) -> Fields:
+    """OLMo 3 has windows, beside which heads turn by a rope that is not stretched. Raises CheckpointError."""
+    if not facts.has(_WINDOW):
+        return fields
+    layers, theta = fields["num_hidden_layers"], fields["rope_parameters"]["rope_theta"]
+    local = {"rope_type": "default", "rope_theta": facts.number("rope.freq_base_swa", default=theta)}
+    return {
+        **fields,
+        "model_type": "olmo3",
+        "sliding_window": facts.integer(_WINDOW),
+        "layer_types": _kinds(facts, layers, _OLMO_INTERVAL),
+        "rope_parameters": {"full_attention": fields["rope_parameters"], "sliding_attention": local},
+    }
+
+
+def seed_oss(facts: JsonObject, fields: Fields, contents: Contents) -> Fields:
+    return {**fields, "attention_out_bias": "blk.0.attn_output.bias" in contents.types}
+
+
+def mistral3(facts: JsonObject, fields: Fields, contents: Contents) -> Fields:
+    """Of Ministral 3 yarn multiplies nothing, and queries grow beyond the context of its training. Raises CheckpointError."""
+    fields = {**fields, "sliding_window": None}
+    if not facts.has("attention.temperature_scale"):
+        return fields
+    scales = {"mscale": 1.0, "mscale_all_dim": facts.number("rope.scaling.yarn_log_multiplier", default=1.0)}
+    rope = {key: value for key, value in fields["rope_parameters"].items() if key != "attention_factor"} | scales
+    return {**fields, "rope_parameters": {**rope, LONGER_QUERIES: facts.number("attention.temperature_scale")}}
 
 
 def _with_part(facts: JsonObject, fields: Fields) -> Fields:

@@ -5,15 +5,17 @@ All of mmrt then reads it as any checkpoint; the tensors stay where they are (``
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..architecture import AttentionConfig, LanguageConfig
+from ..checkpoint import gguf_towers
 from ..checkpoint.files import GGUF_SUFFIX, gguf_shards, model_stem, move_directory
 from ..checkpoint.gguf_files import GgufFile, read_gguf
-from ..checkpoint.gguf_names import POSITIONS, layer_of
+from ..checkpoint.gguf_names import layer_of
 from ..checkpoint.weights import check_weights
 from ..config import load_model_config
 from ..errors import CheckpointError
@@ -98,16 +100,23 @@ def _check(draft: Path, contents: Contents) -> None:
     """Check what the draft of a directory says. Raises: CheckpointError."""
     try:
         config = load_model_config(draft)
-        check_rope(contents, config.language.ropes[0].stretch)
+        check_rope(contents, [rope.stretch for rope in config.language.ropes])
         found = check_weights(draft, config)
     except CheckpointError as error:
         place = contents.where
         raise CheckpointError(str(error).replace(f"{draft}/config.json", place).replace(str(draft), place)) from None
-    unused = {*FACTORS, POSITIONS}
+    unused = {*FACTORS, *gguf_towers.UNUSED, *_shared(config.language)}
     guessing = range(config.language.num_layers, number_of_blocks(contents))  # layers of which mmrt has no use
     if not found.problems and (unread := [name for name in found.unread if name not in unused and layer_of(name) not in guessing]):
         more = f", and {len(unread) - 1} others" * (len(unread) > 1)
         raise CheckpointError(f"{contents.where}: tensor {unread[0]!r} is none of this model's{more}")
+
+
+def _shared(language: LanguageConfig) -> Iterator[str]:
+    """Tensors that a file may have of layers that see the keys and values of earlier ones, by their names in a checkpoint."""
+    for number, layer in enumerate(language.layers):
+        if isinstance(layer.mixer, AttentionConfig) and layer.mixer.owner >= 0:
+            yield from (f"model.layers.{number}.self_attn.{part}.weight" for part in ("k_proj", "v_proj", "k_norm"))
 
 
 def _contents(files: list[GgufFile]) -> Contents:

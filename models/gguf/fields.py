@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from ..checkpoint.gguf_blocks import BLOCKS, NARROW_TYPES
 from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
-from . import decoders
+from . import decoders, gemma4
 from .contents import ROPE_FACTORS, Contents, Fields
 
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of Llama 3.1 to 3.3
 _LLAMA_3_CONTEXT = 8192
-END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<end_of_turn>", "<|end|>")
+END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<end_of_turn>", "<|end|>", "<turn|>", "<|tool_response>")
 """Some files do not say that these end answers."""
 
 _INTERLEAVED = (11, 11, 10)  # sections of rope where a file does not say
@@ -27,31 +27,46 @@ _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 class Architecture(NamedTuple):
     """``model_type`` of the family that serves it. ``permuted``: see ``GgufQuantization``. ``has_delta``: most layers have a DeltaNet.
     ``towers``: of a model that sees, the families by ``clip.projector_type`` of the tower's file; without that file it is text
-    alone. ``own``: changes config.json, and reads windows and the part of heads that turns, which are refused without it."""
+    alone. ``own``: changes config.json, and reads windows and the part of heads that turns, which are refused without it.
+    ``has_experts``: None if some models do. ``differing``: keys that layers may differ in, which ``own`` reads."""
 
     model_type: str
     permuted: bool = False
-    has_experts: bool = False
+    has_experts: bool | None = False
     has_delta: bool = False
     towers: Mapping[str, str] = MappingProxyType({})
     own: Callable[[JsonObject, Fields, Contents], Fields] | None = None
+    differing: tuple[str, ...] = ()
 
 
 OMNI = "qwen2_5_omni_thinker"  # which hears as well
+_PIXTRAL, _LIGHTON, _INTERNVL = {"pixtral": "mistral3"}, {"lightonocr": "lighton_ocr"}, {"internvl": "internvl"}
 ARCHITECTURES = {
-    "llama": Architecture("llama", permuted=True, towers={"idefics3": "smolvlm"}),
-    "qwen2": Architecture("qwen2"),
-    "qwen3": Architecture("qwen3"),
-    "qwen3moe": Architecture("qwen3_moe", has_experts=True),
+    "llama": Architecture("llama", permuted=True, towers={"idefics3": "smolvlm", **_PIXTRAL, **_INTERNVL}),
+    "mistral3": Architecture("mistral", permuted=True, own=decoders.mistral3, towers=_PIXTRAL),
+    "qwen2": Architecture("qwen2", towers={**_INTERNVL, **_LIGHTON}),
+    "qwen3": Architecture("qwen3", towers={**_INTERNVL, **_LIGHTON}),
+    "qwen3moe": Architecture("qwen3_moe", has_experts=True, towers=_INTERNVL),
     "qwen2vl": Architecture("qwen2", towers={"qwen2vl_merger": "qwen2_vl", "qwen2.5vl_merger": "qwen2_5_vl", "qwen2.5o": OMNI}),
     "qwen3vl": Architecture("qwen3", towers={"qwen3vl_merger": "qwen3_vl"}),
     "qwen3vlmoe": Architecture("qwen3_moe", has_experts=True, towers={"qwen3vl_merger": "qwen3_vl_moe"}),
     "qwen35": Architecture("qwen3_5", has_delta=True, towers={"qwen3vl_merger": "qwen3_5"}),
     "qwen35moe": Architecture("qwen3_5_moe", has_experts=True, has_delta=True, towers={"qwen3vl_merger": "qwen3_5_moe"}),
     "gemma3": Architecture("gemma3_text", own=decoders.gemma3, towers={"gemma3": "gemma3"}),
-    "glm4": Architecture("glm4", own=decoders.glm4),
+    "gemma4": Architecture(
+        "gemma4_text",
+        has_experts=None,
+        own=gemma4.decoder_fields,
+        towers={"gemma4v": "gemma4"},
+        differing=("feed_forward_length", "attention.head_count_kv"),
+    ),
+    "glm4": Architecture("glm4", own=decoders.glm4, towers={"glm4v": "glm4v"}),
     "phi3": Architecture("phi3", own=decoders.phi3),
     "smollm3": Architecture("smollm3", permuted=True),
+    "granite": Architecture("granite", permuted=True, own=decoders.granite),
+    "olmo2": Architecture("olmo2", own=decoders.olmo),
+    "ernie4_5": Architecture("ernie4_5"),
+    "seed_oss": Architecture("seed_oss", own=decoders.seed_oss),
 }
 TOWER = "clip"  # the architecture of a file with a tower
 
@@ -86,7 +101,7 @@ def config_fields(contents: Contents) -> Fields:
         raise CheckpointError(f"{contents.where}: tensor 'token_embd.weight' has shape {list(embeddings)}, expected 2 axes")
     if known.own is None and facts.has("attention.sliding_window") and facts.integer("attention.sliding_window", least=0):
         raise facts.error("attention.sliding_window", f"is {own['attention.sliding_window']}; windows are not supported")
-    if not known.has_experts and facts.integer("expert_count", default=0, least=0):
+    if known.has_experts is False and facts.integer("expert_count", default=0, least=0):
         raise facts.error("expert_count", f"is {own['expert_count']}; models of architecture {name} with experts are not supported")
     hidden = facts.integer("embedding_length")
     head_dim = facts.integer("attention.key_length", default=hidden // heads)
@@ -103,7 +118,7 @@ def config_fields(contents: Contents) -> Fields:
         "num_attention_heads": heads,
         "num_key_value_heads": facts.integer("attention.head_count_kv", default=heads),
         "head_dim": head_dim,
-        "intermediate_size": facts.integer(*(("feed_forward_length", "expert_feed_forward_length")[: 1 + known.has_experts])),
+        "intermediate_size": facts.integer(*(("feed_forward_length", "expert_feed_forward_length")[: 1 + bool(known.has_experts)])),
         "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": context,
         "rope_parameters": _rope(facts, contents, context),
@@ -149,6 +164,9 @@ def _facts(contents: Contents) -> JsonObject:
     """What a file says of its architecture, by keys without that's name."""
     name = contents.metadata["general.architecture"]
     own = {key.removeprefix(f"{name}."): _of_all(value) for key, value in contents.metadata.items() if key.startswith(f"{name}.")}
+    for key in architecture_of(contents).differing:
+        if isinstance(value := own.get(key), list) and value:
+            own[key] = value[0]
     return JsonObject(own, contents.where, name)
 
 
@@ -233,8 +251,12 @@ def _llama_3(factors: tuple[float, ...], theta: float) -> Fields:
     return {"rope_type": "llama3", "factor": factor, **_LLAMA_3, "original_max_position_embeddings": trained}
 
 
-def check_rope(contents: Contents, stretch: tuple[float, ...]) -> None:
-    """Compare a file's factors with those of the configuration that was made of them. Raises: CheckpointError."""
+def check_rope(contents: Contents, stretches: Sequence[tuple[float, ...]]) -> None:
+    """Compare a file's factors with those of the configuration's ropes that were made of them. Raises: CheckpointError."""
     found = contents.factors.get(ROPE_FACTORS)
-    if found and (len(found) != len(stretch) or any(abs(a - b) > 1e-4 * b for a, b in zip(found, stretch, strict=True))):
-        raise CheckpointError(f"{contents.where}: tensor {ROPE_FACTORS!r} has other factors than Llama 3's rope: not supported")
+    if found and not any(len(found) == len(own) and all(map(_is_near, found, own)) for own in stretches):
+        raise CheckpointError(f"{contents.where}: tensor {ROPE_FACTORS!r} has other factors than this model's rope: not supported")
+
+
+def _is_near(found: float, own: float) -> bool:
+    return abs(found - own) <= 1e-4 * own

@@ -23,11 +23,21 @@ def make_pieces(
         raise CheckpointError(f"{where}: tokenizer.ggml.scores is missing, or no list of finite numbers")
     if len(scores) != len(tokens):
         raise CheckpointError(f"{where}: tokenizer.ggml.scores has {len(scores)} numbers, for {len(tokens)} tokens")
+    merges = _merges(tokens, kinds, scores, {token: number for number, token in enumerate(tokens)})
+    return pieces_of(tokens, merges, where, unknown=unknown, has_prefix=has_prefix)
+
+
+def pieces_of(
+    tokens: Sequence[str], merges: Sequence[tuple[str, str]], where: str, *, unknown: str | None, has_prefix: bool
+) -> tokenizers.Tokenizer:
+    """The tokenizer without added tokens, of which two neighbours merge in this order. Raises: CheckpointError."""
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if absent := [byte for byte in range(256) if f"<0x{byte:02X}>" not in vocabulary]:
         raise CheckpointError(f"{where}: tokenizer.ggml.tokens has no '<0x{absent[0]:02X}>': all bytes are expected")
-    merges = _merges(tokens, kinds, scores, vocabulary)
-    model = BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    try:
+        model = BPE(vocab=vocabulary, merges=list(merges), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"{where}: tokenizer.ggml.merges do not fit the tokens: {error}") from None
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.normalizer = sentence_pieces.normalizer(has_prefix)
     tokenizer.decoder = sentence_pieces.decoder()

@@ -5,16 +5,15 @@ import math
 import re
 from collections.abc import Sequence
 
-from ..checkpoint.gguf_names import has_swapped_names
+from ..checkpoint.gguf_towers import has_swapped_names
 from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
 from .contents import Contents, Fields
-from .tower_facts import check_width, facts_of, shape_of
+from .tower_facts import check_width, facts_of, shape_of, with_controls
 
 _PICTURE = "<image_soft_token>"
 _NAMES = {"boi_token_index": "<start_of_image>", "image_token_index": _PICTURE, "eoi_token_index": "<end_of_image>"}
 _UNUSED = re.compile(r"<unused\d+>|\[PAD\d+\]")
-_CONTROL = 3
 _MERGE = 4  # patches of a token at a side
 _BILINEAR, _LANCZOS = 2, 1
 _PLACEHOLDER = "<image>"  # of a picture's rows in SmolVLM2 and Idefics3
@@ -34,11 +33,7 @@ def with_picture_tokens(contents: Contents) -> Contents:
         if unused < 0:
             raise CheckpointError(f"{contents.where}: tokenizer.ggml.tokens has neither {_PICTURE!r} nor an unused token")
         named[unused] = _PICTURE
-    kinds = contents.metadata.get("tokenizer.ggml.token_type", [1] * len(named))
-    if isinstance(kinds, list) and len(kinds) == len(named):
-        kinds = [_CONTROL if token in _NAMES.values() else kind for token, kind in zip(named, kinds, strict=True)]
-    changed = {"tokenizer.ggml.tokens": named, "tokenizer.ggml.token_type": kinds}
-    return contents._replace(metadata={**contents.metadata, **changed})
+    return with_controls(contents._replace(metadata={**contents.metadata, "tokenizer.ggml.tokens": named}), _NAMES.values())
 
 
 def gemma3_fields(contents: Contents, tower: Contents, config: Fields) -> dict[str, Fields]:

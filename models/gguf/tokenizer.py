@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json.
 
 A file of kind "gpt2" has tokens, merges and the name of an expression that splits texts (``tokenizer.ggml.pre``): the expressions are
-those of the models' own tokenizers. One of kind "llama" has tokens and scores, see ``sentence_pieces``.
+those of the models' own tokenizers. One of kind "llama" has tokens and scores, one of kind "gemma4" merges; see ``sentence_pieces``.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,12 @@ from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
 from ..text.tokenizer_trial import MAX_ADDED_TOKENS
 from .fields import END_TOKENS, token_of
-from .sentence_pieces import make_pieces
+from .sentence_pieces import make_pieces, pieces_of
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens
+_GEMMA4 = "gemma4"
 
 
 class _Splitting(NamedTuple):
@@ -60,10 +61,11 @@ SPLITTINGS = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
     "qwen35": _QWEN35,
     "tekken": _TEKKEN,
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "pixtral"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _LLAMA3._replace(ignore_merges=False, begins=False)),
     "glm4": _LLAMA3._replace(begins=False),
     "gpt-4o": _GPT4O,
+    "seed-coder": _Splitting(_WORDS + r"\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _Splitting(digits=True)),
     "gpt-2": _Splitting(),
 }
@@ -72,12 +74,16 @@ SPLITTINGS = {
 def make_tokenizer(metadata: Mapping[str, Any], where: str) -> tuple[str, dict[str, Any]]:
     """tokenizer.json and the fields of tokenizer_config.json. Raises: CheckpointError naming the key and its value."""
     kind = metadata.get("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama"):
-        raise CheckpointError(f"{where}: tokenizer.ggml.model is {kind!r}, expected 'gpt2' (byte-level BPE) or 'llama' (SentencePiece)")
+    if kind not in ("gpt2", "llama", _GEMMA4):
+        expected = "'gpt2' (byte-level BPE), 'llama' or 'gemma4' (SentencePiece)"
+        raise CheckpointError(f"{where}: tokenizer.ggml.model is {kind!r}, expected {expected}")
     tokens, kinds = _tokens(metadata, where)
     named = {name: token_of(metadata, f"{name}_token_id", tokens) for name in ("bos", "eos", "unknown", "padding")}
     facts = JsonObject(metadata, where)
-    if kind == "llama":
+    if kind == _GEMMA4:
+        begins, pairs = True, _merges(metadata, where)
+        tokenizer = pieces_of(tokens, pairs, where, unknown=named["unknown"], has_prefix=False)
+    elif kind == "llama":
         begins, has_prefix = True, facts.boolean("tokenizer.ggml.add_space_prefix", default=True)
         scores = metadata.get("tokenizer.ggml.scores")
         tokenizer = make_pieces(tokens, kinds, scores, where, unknown=named["unknown"], has_prefix=has_prefix)
@@ -97,12 +103,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], where: str) -> t
     if not isinstance(pre, str) or pre not in SPLITTINGS:
         raise CheckpointError(f"{where}: tokenizer.ggml.pre is {pre!r}, expected one of {', '.join(SPLITTINGS)}")
     splitting = SPLITTINGS[pre]
-    merges = list[tuple[str, str]]()
-    for pair in _strings(metadata, "tokenizer.ggml.merges", where):
-        first, space, second = pair.partition(" ")
-        if not space:
-            raise CheckpointError(f"{where}: tokenizer.ggml.merges has {pair!r}, expected two tokens with a space between")
-        merges.append((first, second))
+    merges = _merges(metadata, where)
     vocabulary = {token: number for number, token in enumerate(tokens)}
     try:
         tokenizer = tokenizers.Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=splitting.ignore_merges))
@@ -113,6 +114,16 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], where: str) -> t
     tokenizer.pre_tokenizer = _pre_tokenizer(splitting)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, splitting.begins
+
+
+def _merges(metadata: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
+    found = list[tuple[str, str]]()
+    for pair in _strings(metadata, "tokenizer.ggml.merges", where):
+        first, space, second = pair.partition(" ")
+        if not space:
+            raise CheckpointError(f"{where}: tokenizer.ggml.merges has {pair!r}, expected two tokens with a space between")
+        found.append((first, second))
+    return found
 
 
 def _beginning(token: str, number: int, where: str) -> processors.PostProcessor:

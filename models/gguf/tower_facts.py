@@ -1,26 +1,48 @@
 """What files with towers (mmproj) of all kinds say. Pure."""
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
 from .contents import Contents
 
-_VISION = "clip.vision."
+_CONTROL = 3  # a kind of tokens
 
 
-def facts_of(tower: Contents) -> JsonObject:
-    """Of its part that sees, by keys without the beginning that they share."""
-    own = {key.removeprefix(_VISION): value for key, value in tower.metadata.items() if key.startswith(_VISION)}
-    return JsonObject(own, tower.where, _VISION.removesuffix("."))
+def facts_of(tower: Contents, part: str = "clip.vision.") -> JsonObject:
+    """Of its part that sees, or another, by keys without the beginning that they share."""
+    own = {key.removeprefix(part): value for key, value in tower.metadata.items() if key.startswith(part)}
+    return JsonObject(own, tower.where, part.removesuffix("."))
 
 
-def shape_of(tower: Contents, name: str) -> tuple[int, ...]:
-    """Of a matrix. Raises: CheckpointError."""
-    found = tower.shapes.get(name, ())
-    if len(found) != 2:
-        raise CheckpointError(f"{tower.where}: tensor {name!r} is missing, or has not 2 axes")
+def shape_of(contents: Contents, name: str, axes: int = 2) -> tuple[int, ...]:
+    """Of a matrix, or a tensor of so many axes. Raises: CheckpointError."""
+    found = contents.shapes.get(name, ())
+    if len(found) != axes:
+        raise CheckpointError(f"{contents.where}: tensor {name!r} is missing, or has not {axes} axes")
     return found
+
+
+def check_activation(tower: Contents, *choices: str) -> str:
+    """The activation that a tower's flags tell, one of ``choices``. Raises: CheckpointError for another."""
+    told = JsonObject(tower.metadata, tower.where)
+    found = next((name for name in ("gelu", "silu") if told.boolean(f"clip.use_{name}", default=False)), "quick_gelu")
+    if found not in choices:
+        raise told.error(f"clip.use_{choices[0]}", f"is false, and the activation {found}, expected {' or '.join(choices)}")
+    return found
+
+
+def with_controls(contents: Contents, names: Collection[str]) -> Contents:
+    """A model's file in which tokens of these names are control tokens. Raises: CheckpointError if it lacks one."""
+    tokens: Sequence[str] = contents.metadata.get("tokenizer.ggml.tokens") or []
+    if absent := [name for name in names if name not in tokens]:
+        raise CheckpointError(f"{contents.where}: tokenizer.ggml.tokens has no {absent[0]!r}, which stands at media")
+    kinds = contents.metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
+    if not isinstance(kinds, list) or len(kinds) != len(tokens):
+        return contents  # the tokenizer says so
+    kinds = [_CONTROL if token in names else kind for token, kind in zip(tokens, kinds, strict=True)]
+    return contents._replace(metadata={**contents.metadata, "tokenizer.ggml.token_type": kinds})
 
 
 def check_width(contents: Contents, tower: Contents, rows: int) -> None:

@@ -10,20 +10,34 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..checkpoint.files import best_tower
-from ..checkpoint.gguf_names import deepstack_blocks, has_swapped_names
+from ..checkpoint.gguf_towers import deepstack_blocks, has_swapped_names
 from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
+from . import gemma4, glm, internvl, pixtral
 from .contents import Contents, Fields
 from .fields import OMNI, TOWER, architecture_of
 from .siglip import gemma3_fields, smolvlm_fields, with_picture_tokens
 from .tower_facts import check_width, facts_of, shape_of
 
 _VISION = "clip.vision."
-_GEMMA = "gemma3"
-_OF_SIGLIP = {_GEMMA: gemma3_fields, "smolvlm": smolvlm_fields}
+_OWN = {  # of families whose towers are not Qwen's
+    "gemma3": gemma3_fields,
+    "smolvlm": smolvlm_fields,
+    "gemma4": gemma4.tower_fields,
+    "mistral3": pixtral.mistral_fields,
+    "lighton_ocr": pixtral.lighton_fields,
+    "internvl": internvl.tower_fields,
+    "glm4v": glm.tower_fields,
+}
+_TOKENS = {
+    "gemma3": with_picture_tokens,
+    "gemma4": gemma4.with_media_tokens,
+    "mistral3": pixtral.with_line_tokens,
+    "internvl": internvl.with_tile_tokens,
+    "glm4v": glm.with_media_tokens,
+}
 _EPSILON = 1e-6  # of the towers' norms
 _MERGED = "mm.2.weight"  # the last matrix: its rows are the decoder's width
-_AUDIO = "clip.audio."
 _IDS = {
     "image_token_id": "<|image_pad|>",
     "video_token_id": "<|video_pad|>",
@@ -66,7 +80,7 @@ def tower_fields(contents: Contents, tower: Contents, config: Fields) -> dict[st
     """The files of a checkpoint that a tower adds or changes, by their names. ``config``: config.json of the decoder alone. Raises:
     CheckpointError naming the file, the key and the value, also for a tower of another model."""
     family, name = _family(contents, tower), contents.metadata["general.architecture"]
-    if (own := _OF_SIGLIP.get(family)) is not None:
+    if (own := _OWN.get(family)) is not None:
         return own(contents, tower, config)
     facts, text = facts_of(tower), JsonObject(contents.metadata, contents.where)
     published = _PUBLISHED["qwen2" if name == "qwen2vl" else "qwen3"]
@@ -113,8 +127,8 @@ def choose_tower(contents: Contents, towers: Sequence[Contents], config: Fields)
 
 def contents_with(contents: Contents, tower: Contents | None) -> Contents:
     """A model's file with the names of tokens that a tower needs. Raises: CheckpointError."""
-    needs = tower is not None and _family(contents, tower) == _GEMMA
-    return with_picture_tokens(contents) if needs else contents
+    named = None if tower is None else _TOKENS.get(_family(contents, tower))
+    return contents if named is None else named(contents)
 
 
 def _kind(tower: Contents) -> str | None:
@@ -167,8 +181,7 @@ def _vision_fields(contents: Contents, tower: Contents, facts: JsonObject, famil
 
 def _sound_fields(tower: Contents, rows: int) -> Fields:
     """audio_config."""
-    own = {key.removeprefix(_AUDIO): value for key, value in tower.metadata.items() if key.startswith(_AUDIO)}
-    facts = JsonObject(own, tower.where, _AUDIO.removesuffix("."))
+    facts = facts_of(tower, "clip.audio.")
     return {
         "encoder_layers": facts.integer("block_count", most=1000),
         "d_model": facts.integer("embedding_length"),

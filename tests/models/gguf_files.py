@@ -16,11 +16,16 @@ from mmrt.tests.models import gguf_decoders
 ARCHITECTURES = {
     **{"qwen3_moe": "qwen3moe", "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl"},
     **{"qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"},
-    **{"gemma3_text": "gemma3", "smolvlm": "llama"},
+    **{"gemma3_text": "gemma3", "smolvlm": "llama", "olmo3": "olmo2", "llava": "llama", "internvl": "qwen2", "lighton_ocr": "qwen3"},
+    **dict.fromkeys(("glm4v", "glm46v", "glm_ocr"), "glm4"),
     **{"qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen2_5_omni_thinker": "qwen2vl"},
 }
-TOWERS = ("visual.", "audio_tower.", "vision_tower.", "multi_modal_projector.", "model.vision_model.", "model.connector.")
-OTHERS = ("gemma3", "glm4", "phi3", "smollm3")
+TOWERS = (
+    *("visual.", "audio_tower.", "vision_tower.", "multi_modal_projector.", "model.vision_model.", "model.connector."),
+    *("embed_vision.", "embed_audio.", "vision_encoder.", "vision_projection."),
+)
+OTHERS = ("gemma3", "glm4", "phi3", "smollm3", "granite", "olmo2", "ernie4_5", "seed_oss", "mistral3", "gemma4")
+TURNED = ("llama", "smollm3", "granite", "mistral3")
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -154,7 +159,7 @@ def write_gguf(
         writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
     if arch.startswith("qwen3vl"):
         writer.add_num_deepstack_layers(len(root["vision_config"]["deepstack_visual_indexes"]))
-    if "num_experts" in config:
+    if "num_experts" in config and arch != "gemma4":
         fields |= {
             "expert_count": config["num_experts"],
             "expert_used_count": config["num_experts_per_tok"],
@@ -165,7 +170,9 @@ def write_gguf(
     if arch in OTHERS:
         fields |= gguf_decoders.fields_of(arch, {**config, "head_dim": head_dim})
     for key, value in (fields | (changes or {})).items():
-        if isinstance(value, int):
+        if isinstance(value, list):
+            writer.add_array(f"{arch}.{key}", value)
+        elif isinstance(value, int):
             writer.add_uint32(f"{arch}.{key}", value)
         elif isinstance(value, str):
             writer.add_string(f"{arch}.{key}", value)
@@ -184,12 +191,14 @@ def write_gguf(
     }
     plain = dict(values)
     for name in values:
-        if arch in ("llama", "smollm3") and (".q_proj." in name or ".k_proj." in name):
+        if arch in TURNED and (".q_proj." in name or ".k_proj." in name):
             plain[name] = turned(values[name], heads if ".q_proj." in name else kv_heads)
     if (stretch := load_model_config(checkpoint).language.ropes[0].stretch) and ropes and arch == "llama":
         writer.add_tensor("rope_freqs.weight", np.array(stretch, np.float32))
     if arch in OTHERS:
-        own = gguf_decoders.tensors_of(arch, config, plain)
+        experts = {name: value for name, value in plain.items() if ".experts." in name}
+        others = {name: value for name, value in plain.items() if name not in experts}
+        own = gguf_decoders.tensors_of(arch, config, others) | stacked(experts)
         for name, factors in gguf_decoders.factors_of(arch, config).items():
             writer.add_tensor(name, factors)
     else:
@@ -211,6 +220,7 @@ def decoder_of(checkpoint: Path) -> Tensors:
     for name, value in load_file(checkpoint / "model.safetensors").items():
         for text in ("model.language_model.", "language_model.model.", "model.text_model."):
             name = name.replace(text, "model.")
+        name = name.replace("language_model.lm_head.", "lm_head.")
         if any(part in name for part in TOWERS):
             continue
         if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):
@@ -352,4 +362,6 @@ def _write_tokens(checkpoint: Path, writer: Any) -> None:
     writer.add_token_merges(merges)
     names = json.loads((checkpoint / "tokenizer_config.json").read_text())
     writer.add_eos_token_id(vocabulary[names["eos_token"]])
+    if "pad_token" in names:
+        writer.add_pad_token_id(vocabulary[names["pad_token"]])
     writer.add_chat_template((checkpoint / "chat_template.jinja").read_text())

@@ -21,7 +21,8 @@ def our_logits(checkpoint: Path, config: ModelConfig, ids: Tensor, num_prompt: i
     tables = torch.arange(num_sequences * num_pages).view(num_sequences, num_pages)
     model = build_language_model(config, read_weights(checkpoint, config), kv, PAGE_TOKENS)
     prompt = torch.arange(num_prompt - 1).expand(3, -1)
-    model.prefill([Chunk(model.embed(row[: num_prompt - 1]), prompt, 0, table) for row, table in zip(ids, tables, strict=True)])
+    beginnings = [row[: num_prompt - 1] for row in ids]
+    model.prefill([Chunk(model.embed(row), prompt, 0, table, ids=row) for row, table in zip(beginnings, tables, strict=True)])
     steps = []
     for position in range(num_prompt - 1, length - 1):
         lengths = torch.full((num_sequences,), position + 1)
