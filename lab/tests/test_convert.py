@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmrt.models.families.registry import family_named
-from mmrt_lab.peers.converter_config import converter_config, converter_name, converter_tokenizer
+from mmrt_lab.peers.converter_config import converter_config, converter_name, converter_processor, converter_tokenizer, model_options
 
 BASE = """
 class TextModel:
@@ -18,6 +18,10 @@ class TextModel:
         if tokenizer == "known":
             return "llama-bpe"
         raise NotImplementedError
+    def set_vocab(self):
+        raise FileNotFoundError("tokenizer.model")
+    def _set_vocab_gpt2(self):
+        self.vocab = "bytes"
 """
 TENSORS = """
 class SafetensorsLocal:
@@ -29,9 +33,11 @@ import json, sys
 from pathlib import Path
 from conversion.base import TextModel
 from gguf.utility import SafetensorsLocal
-kinds = [TextModel().get_vocab_base_pre(name) for name in ("known", "made")]
+model = TextModel()
+model.set_vocab()
+kinds = [model.get_vocab_base_pre(name) for name in ("known", "made")]
 seen = Path(sys.argv[1])
-said = [*kinds, seen.name, *SafetensorsLocal(seen / "model.safetensors").tensors]
+said = [*kinds, model.vocab, seen.name, *SafetensorsLocal(seen / "model.safetensors").tensors]
 said += json.loads((seen / "config.json").read_text())["architectures"]
 open(sys.argv[sys.argv.index("--outfile") + 1], "w").write(" ".join([*said, *sys.argv[6:]]))
 """
@@ -56,7 +62,7 @@ def test_the_files_of_a_model_are_written(tmp_path: Path, tower: str | None) -> 
     paths = [str(tmp_path / name) for name in ("source", "checkpoint", "files")]
     subprocess.run([sys.executable, "-m", "mmrt_lab.peers.convert", *paths], check=True, timeout=60)
     said = {file.name: file.read_text() for file in (tmp_path / "files").iterdir()}
-    text = "llama-bpe qwen2 checkpoint weights LightOnOCRForConditionalGeneration"
+    text = "llama-bpe qwen2 bytes checkpoint weights LightOnOCRForConditionalGeneration"
     assert said == {"model.gguf": text} | ({"mmproj.gguf": f"{text} --mmproj"} if tower else {})
 
 
@@ -73,6 +79,7 @@ def made_config(family: str) -> dict[str, Any]:
         ("smolvlm", "LlamaForCausalLM", None),
         ("internvl", "Qwen2ForCausalLM", "InternVisionModel"),
         ("lighton_ocr", "Qwen3ForCausalLM", None),
+        ("paddleocr_vl", None, "PaddleOCRVisionModel"),
         ("qwen2_5_vl", None, None),
     ],
 )
@@ -94,7 +101,20 @@ def test_a_thinker_is_within_a_model(family: str, name: str | None) -> None:
 
 def test_tensors_have_published_names() -> None:
     assert converter_name("vision_tower.post_layernorm.bias", "gemma3") == "vision_tower.vision_model.post_layernorm.bias"
+    assert converter_name("model.multi_modal_projector.linear_2.bias", "qwen3_asr") == "audio_tower.proj2.bias"
     assert converter_name("vision_tower.post_layernorm.bias", "llava") == "vision_tower.post_layernorm.bias"
+
+
+def test_a_processor_of_pictures_has_a_mean() -> None:
+    image = {"do_normalize": False}
+    found = converter_processor({"image_processor": image})["image_processor"]
+    assert found == {**image, "image_mean": [0.0] * 3, "image_std": [1.0] * 3}
+    assert converter_processor({"image_processor": found})["image_processor"] == found and converter_processor({}) == {}
+
+
+@pytest.mark.parametrize(("family", "options"), [("qwen3_5", ("--no-mtp",)), ("minicpmv4_6", ("--no-mtp",)), ("llama", ())])
+def test_layers_that_guess_are_not_looked_for(family: str, options: tuple[str, ...]) -> None:
+    assert model_options(made_config(family)) == options
 
 
 def test_smolvlm_has_a_token_of_two_line_ends() -> None:

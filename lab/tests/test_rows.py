@@ -78,7 +78,9 @@ def test_both_sides_are_measured(tmp_path: Path, server: str, reason: str) -> No
     row = json.loads((tmp_path / "rows" / "minicpmv4_7" / "row.json").read_text())
     if reason:
         assert row["reasons"] == [reason] and not row["values"]
+        assert (tmp_path / "rows" / "minicpmv4_7" / "model.gguf").exists()
     else:
+        assert {file.name for file in (tmp_path / "rows" / "minicpmv4_7").iterdir()} == {"row.json", "llama.log"}
         assert row["same"] == "yes" and not row["reasons"] and all(all(pair) for pair in row["values"].values())
 
 

@@ -3,21 +3,22 @@
 ``python -m mmrt_lab.peers.convert LLAMA_CPP CHECKPOINT DIR`` writes DIR/model.gguf and, of a model with towers, DIR/mmproj.gguf in
 bfloat16. LLAMA_CPP: its source, which the archive of llama-cpp-python has in ``vendor/llama.cpp``. The converter needs transformers and
 sentencepiece. It knows tokenizers by a digest; one of ``mmrt model make``, which it does not know, counts as Qwen2's. It reads the
-checkpoint with the configuration, the tokenizer and the tensors' names of ``converter_config``; the tensors are the same.
+checkpoint with the files and the tensors' names of ``converter_config``; the tensors are the same.
 """
 
 import json
 import runpy
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .converter_config import converter_config, converter_name, converter_tokenizer
+from .converter_config import converter_config, converter_name, converter_processor, converter_tokenizer, model_options
 
 _KIND = "qwen2"  # of a tokenizer of bytes
-_CHANGED = ("config.json", "tokenizer.json", "model.safetensors.index.json")  # without the last it reads all files
+_INDEX = "model.safetensors.index.json"  # has the tensors' names; without it all files are read
 
 
 def main() -> None:
@@ -27,30 +28,38 @@ def main() -> None:
     _take_any_tokenizer()
     config = json.loads((checkpoint / "config.json").read_text())
     _rename_tensors(config["model_type"])
-    files = [("model", ()), ("mmproj", ("--mmproj",))] if {"vision_config", "audio_config"} & {*config} else [("model", ())]
+    files = {"model": model_options(config)} | ({"mmproj": ("--mmproj",)} if {"vision_config", "audio_config"} & {*config} else {})
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         seen = Path(scratch) / checkpoint.name
         _link(checkpoint, seen, converter_config(config))
-        for name, more in files:
+        for name, more in files.items():
             sys.argv[1:] = [str(seen), "--outtype", "bf16", "--outfile", str(folder / f"{name}.gguf"), *more]
             runpy.run_path(str(source / "convert_hf_to_gguf.py"), run_name="__main__")
 
 
 def _link(checkpoint: Path, seen: Path, config: dict[str, Any]) -> None:
-    """Make the directory ``seen`` of links to the checkpoint's files, with the converter's configuration and tokenizer."""
+    """Make the directory ``seen`` of links to the checkpoint's files, with those files that the converter finds changed."""
     seen.mkdir()
     for file in checkpoint.iterdir():
-        if file.name not in _CHANGED:
+        if file.name != _INDEX:
             (seen / file.name).symlink_to(file)
-    (seen / "config.json").write_text(json.dumps(config))
-    if (tokenizer := checkpoint / "tokenizer.json").exists():
-        changed = converter_tokenizer(json.loads(tokenizer.read_text()), config["model_type"])
-        (seen / "tokenizer.json").write_text(json.dumps(changed))
+    _replace(seen / "config.json", lambda _: config)
+    _replace(seen / "tokenizer.json", lambda data: converter_tokenizer(data, config["model_type"]))
+    _replace(seen / "processor_config.json", converter_processor)
+
+
+def _replace(link: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """A changed copy in place of the link, if there is one."""
+    if link.exists():
+        data = json.loads(link.read_text())
+        link.unlink()
+        link.write_text(json.dumps(change(data)))
 
 
 def _take_any_tokenizer() -> None:
+    """Where the converter wants a file of another kind of tokenizer, it takes the one of bytes that there is."""
     TextModel = import_module("conversion.base").TextModel
-    known = TextModel.get_vocab_base_pre
+    known, made = TextModel.get_vocab_base_pre, TextModel.__init__
 
     def kind_of(self: Any, tokenizer: Any) -> str:
         try:
@@ -59,7 +68,19 @@ def _take_any_tokenizer() -> None:
         except NotImplementedError:
             return _KIND
 
-    TextModel.get_vocab_base_pre = kind_of
+    def make(self: Any, *arguments: Any, **options: Any) -> None:
+        made(self, *arguments, **options)
+        usual = self.set_vocab
+
+        def set_vocab() -> None:
+            try:
+                usual()
+            except FileNotFoundError:
+                self._set_vocab_gpt2()
+
+        self.set_vocab = set_vocab
+
+    TextModel.get_vocab_base_pre, TextModel.__init__ = kind_of, make
 
 
 def _rename_tensors(model_type: str) -> None:

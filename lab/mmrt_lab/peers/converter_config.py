@@ -1,4 +1,4 @@
-"""A checkpoint's configuration, tokenizer and names of tensors in the words that llama.cpp's converter knows (pure).
+"""A checkpoint's configuration, processor, tokenizer and names of tensors in the words that llama.cpp's converter knows (pure).
 
 Published files have these words, those of ``mmrt model make`` and of transformers 5 do not.
 """
@@ -8,7 +8,13 @@ from typing import Any
 
 _DECODERS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _NAMES = {"LightOnOcrForConditionalGeneration": "LightOnOCRForConditionalGeneration"}
-_TENSORS = {"gemma3": {"vision_tower.": "vision_tower.vision_model."}}  # by model_type: how names begin
+_HEARS = {"model.audio_tower.": "audio_tower."}
+_TENSORS = {  # by model_type: how names begin
+    "gemma3": {"vision_tower.": "vision_tower.vision_model."},
+    "paddleocr_vl": {"model.projector.": "mlp_AR.", "model.visual.": "visual.", "model.language_model.": "model."},
+    "qwen3_asr": {**_HEARS, "model.multi_modal_projector.linear_": "audio_tower.proj"},
+    "qwen3_omni_moe_thinker": _HEARS,
+}
 _PARAGRAPH = "ĊĊ"  # two line ends, as tokenizers of bytes write them
 
 
@@ -26,7 +32,24 @@ def converter_config(config: Mapping[str, Any]) -> dict[str, Any]:
         found |= {"model_type": "qwen3_omni_moe", "architectures": ["Qwen3OmniMoeForConditionalGeneration"], "thinker_config": config}
     if model_type == "qwen3_asr":
         found["thinker_config"] = config
+    if model_type == "gemma4_unified":
+        found["text_config"] = {"moe_intermediate_size": None, **config["text_config"]}
+    if model_type == "paddleocr_vl":
+        found["vision_config"] = {**config["vision_config"], "architectures": ["PaddleOCRVisionModel"]}
     return found
+
+
+def converter_processor(processor: Mapping[str, Any]) -> dict[str, Any]:
+    """processor_config.json. A processor of pictures within it that leaves colours as they are has a mean and a deviation."""
+    found = {**processor}
+    if image := processor.get("image_processor"):
+        found["image_processor"] = {"image_mean": [0.0] * 3, "image_std": [1.0] * 3, **image}
+    return found
+
+
+def model_options(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Options for the decoder's file. Of Qwen3.5 made checkpoints lack the layers that guess further tokens."""
+    return ("--no-mtp",) if str(config.get("text_config", config)["model_type"]).startswith("qwen3_5") else ()
 
 
 def converter_name(name: str, model_type: str) -> str:

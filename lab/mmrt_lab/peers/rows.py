@@ -2,10 +2,9 @@
 
 ``python -m mmrt_lab.peers.rows LLAMA_CPP DIR [FAMILY ...]``. LLAMA_CPP: its source, with ``build/bin/llama-server``. For each family a
 checkpoint with random weights is made in DIR and converted, unless it is there already; both servers are started on it and measured by
-``mmrt bench sides``, unless DIR has its row; at the end the table of all rows is printed, and written to DIR/table.md. A family that
-fails has the reason in its row, and the next one begins. ``--prepare`` measures nothing, ``--again`` measures what has a row. mmrt
-serves without guesses (``scheduling.prompt_lookup``): in random texts they come true for some models. llama.cpp's server has none by
-default.
+``mmrt bench sides``, unless DIR has its row; then checkpoint and files are removed. At the end the table of all rows is printed, and
+written to DIR/table.md. A family that fails has the reason in its row, and the next one begins. mmrt serves without guesses
+(``scheduling.prompt_lookup``): in random texts they come true for some models. llama.cpp's server has none by default.
 """
 
 import argparse
@@ -54,6 +53,12 @@ class Place(NamedTuple):
     refused: Path
     row: Path
 
+    def clear(self) -> None:
+        """Remove what can be made again, and is large."""
+        shutil.rmtree(self.checkpoint)
+        for file in (self.model, self.mmproj, self.refused):
+            file.unlink(missing_ok=True)
+
 
 def place_of(folder: Path) -> Place:
     """In the directory of one family."""
@@ -70,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("families", nargs="*", metavar="FAMILY", help=f"default: all of {', '.join(SHAPES)}")
     add("--prepare", action="store_true", help="make and convert, measure nothing")
     add("--again", action="store_true", help="measure what has a row already")
+    add("--keep", action="store_true", help="keep a family's checkpoint and files when it is measured, one to four GB")
     add("--threads", type=int, default=os.cpu_count() or 1, metavar="N", help="of llama.cpp (%(default)s)")
     options = parser.parse_args(argv)
     if unknown := set(options.families) - set(SHAPES):
@@ -84,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             row = row_of(family, SHAPES[family], options.source, place, options.threads)
             place.row.write_bytes(msgspec.json.format(msgspec.json.encode(row)))
             print(table([row]), flush=True)
+            if row.values and not options.keep:
+                place.clear()
     if not options.prepare:
         found = [place_of(options.folder / family).row for family in SHAPES]
         text = table([msgspec.json.decode(file.read_bytes(), type=Row) for file in found if file.exists()])
