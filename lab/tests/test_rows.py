@@ -49,12 +49,14 @@ def test_a_shape_changes_its_published_size(family: str) -> None:
     shape = SHAPES[family]
     recipe = recipe_of(family, shape)
     names = [*recipe.special_tokens, *recipe.plain_tokens]
-    config = recipe.files({name: number for number, name in enumerate(names)})["config.json"]
+    files = recipe.files({name: number for number, name in enumerate(names)})
+    config = files["config.json"]
     text = config.get("text_config", config)
     assert text["vocab_size"] == recipe.vocab_size == text.get("vocab_size_per_layer_input", recipe.vocab_size)
     assert len(text.get("layer_types", range(text["num_hidden_layers"]))) == text["num_hidden_layers"]
     changes = {"vision_config": shape.vision, "audio_config": shape.audio}
     assert all(fields.items() <= config[part].items() for part, fields in changes.items() if fields)
+    assert shape.image.items() <= files.get("preprocessor_config.json", {}).items()
     assert shape.text.items() <= text.items() and shape.size in text_of(shape)
 
 

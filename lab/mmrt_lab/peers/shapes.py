@@ -14,13 +14,14 @@ Medium = Literal["image", "audio"]
 
 
 class Shape(NamedTuple):
-    """``size``: a published one of the family. ``text``, ``vision``, ``audio``: fields of config.json's parts that differ from it.
-    ``media``: what besides text is measured."""
+    """``size``: a published one of the family. ``text``, ``vision``, ``audio``: fields of config.json's parts that differ from it;
+    ``image``: of preprocessor_config.json. ``media``: what besides text is measured."""
 
     size: str
     text: Mapping[str, Any] = {}
     vision: Mapping[str, Any] = {}
     audio: Mapping[str, Any] = {}
+    image: Mapping[str, Any] = {}
     media: tuple[Medium, ...] = ()
 
 
@@ -67,7 +68,7 @@ SHAPES: dict[str, Shape] = {
         {**_layers(10), "intermediate_size": 3072, "num_kv_shared_layers": 5},
         {"num_hidden_layers": 8},
         {"num_hidden_layers": 4},
-        _BOTH,
+        media=_BOTH,
     ),
     "gemma4_unified": Shape("12b", {**_layers(6), "intermediate_size": 2048}, media=_BOTH),
     "qwen2_vl": Shape("2b", _layers(6), {"depth": 8}, media=_IMAGE),
@@ -77,13 +78,13 @@ SHAPES: dict[str, Shape] = {
     "qwen3_5": Shape("0.8b", _layers(12), media=_IMAGE),
     "qwen3_5_moe": Shape("35b-a3b", _FEW_EXPERTS, {"depth": 6}, media=_IMAGE),
     "qwen2_5_omni": Shape("small", media=_BOTH),
-    "qwen3_omni_moe": Shape("30b-a3b", _FEW_EXPERTS, _deep(8, 1, 3, 5), {"encoder_layers": 8}, _BOTH),
+    "qwen3_omni_moe": Shape("30b-a3b", _FEW_EXPERTS, _deep(8, 1, 3, 5), {"encoder_layers": 8}, media=_BOTH),
     "qwen2_audio": Shape("7b", _narrow(5504, 16, 4), audio={"encoder_layers": 8}, media=("audio",)),
     "qwen3_asr": Shape("0.6b", media=("audio",)),
     "glm_ocr": Shape("0.9b", media=_IMAGE),
     "glm4v": Shape("9b", _narrow(6848, 2, 4), {"depth": 4, "out_hidden_size": 2048}, media=_IMAGE),
     "glm46v": Shape("9b", _narrow(6848, 2, 4), {"depth": 4, "out_hidden_size": 2048}, media=_IMAGE),
-    "smolvlm": Shape("256m", media=_IMAGE),
+    "smolvlm": Shape("256m", image={"size": {"longest_edge": 1024}}, media=_IMAGE),  # five tiles, not 17
     "internvl": Shape("1b", _layers(12), {"num_hidden_layers": 12}, media=_IMAGE),
     "lighton_ocr": Shape("1b", _layers(8), {"num_hidden_layers": 12}, media=_IMAGE),
     "mistral3": Shape("ministral-3b", _layers(3), {"num_hidden_layers": 12}, media=_IMAGE),
@@ -104,7 +105,8 @@ def recipe_of(family: str, shape: Shape) -> CheckpointRecipe:
 
     def files(ids: Mapping[str, int]) -> dict[str, dict[str, Any]]:
         made = published.files(ids)
-        return {**made, "config.json": changed(made["config.json"], shape)}
+        image = {"preprocessor_config.json": {**made["preprocessor_config.json"], **shape.image}} if shape.image else {}
+        return {**made, **image, "config.json": changed(made["config.json"], shape)}
 
     return published._replace(vocab_size=shape.text.get("vocab_size", published.vocab_size), files=files)
 
@@ -128,6 +130,6 @@ def _with_fields(part: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str
 
 def text_of(shape: Shape) -> str:
     """The size and what is changed in it, as a row names it: "9b; text: 4 layers, ..."."""
-    parts = {"text": shape.text, "tower": shape.vision, "sound": shape.audio}
+    parts = {"text": shape.text, "tower": shape.vision, "sound": shape.audio, "pictures": shape.image}
     said = [f"{name}: {', '.join(f'{field} {value}' for field, value in part.items())}" for name, part in parts.items() if part]
     return "; ".join((shape.size, *said))
