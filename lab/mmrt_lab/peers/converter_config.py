@@ -11,6 +11,7 @@ _NAMES = {"LightOnOcrForConditionalGeneration": "LightOnOCRForConditionalGenerat
 _HEARS = {"model.audio_tower.": "audio_tower."}
 _TENSORS = {  # by model_type: how names begin
     "gemma3": {"vision_tower.": "vision_tower.vision_model."},
+    "internvl": {f"{part}.": f"model.{part}." for part in ("vision_tower", "multi_modal_projector")},
     "paddleocr_vl": {"model.projector.": "mlp_AR.", "model.visual.": "visual.", "model.language_model.": "model."},
     "qwen3_asr": {**_HEARS, "model.multi_modal_projector.linear_": "audio_tower.proj"},
     "qwen3_omni_moe_thinker": _HEARS,
