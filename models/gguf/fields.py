@@ -43,10 +43,10 @@ OMNI = "qwen2_5_omni_thinker"  # which hears as well
 _PIXTRAL, _LIGHTON, _INTERNVL = {"pixtral": "mistral3"}, {"lightonocr": "lighton_ocr"}, {"internvl": "internvl"}
 ARCHITECTURES = {
     "llama": Architecture("llama", permuted=True, towers={"idefics3": "smolvlm", **_PIXTRAL, **_INTERNVL}),
-    "mistral3": Architecture("mistral", permuted=True, own=decoders.mistral3, towers=_PIXTRAL),
     "qwen2": Architecture("qwen2", towers={**_INTERNVL, **_LIGHTON}),
     "qwen3": Architecture("qwen3", towers={**_INTERNVL, **_LIGHTON}),
     "qwen3moe": Architecture("qwen3_moe", has_experts=True, towers=_INTERNVL),
+    "mistral3": Architecture("mistral", permuted=True, own=decoders.mistral3, towers=_PIXTRAL),
     "qwen2vl": Architecture("qwen2", towers={"qwen2vl_merger": "qwen2_vl", "qwen2.5vl_merger": "qwen2_5_vl", "qwen2.5o": OMNI}),
     "qwen3vl": Architecture("qwen3", towers={"qwen3vl_merger": "qwen3_vl"}),
     "qwen3vlmoe": Architecture("qwen3_moe", has_experts=True, towers={"qwen3vl_merger": "qwen3_vl_moe"}),

@@ -65,7 +65,7 @@ SPLITTINGS = {
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _LLAMA3._replace(ignore_merges=False, begins=False)),
     "glm4": _LLAMA3._replace(begins=False),
     "gpt-4o": _GPT4O,
-    "seed-coder": _Splitting(_WORDS + r"\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"),
+    "seed-coder": _Splitting(_WORDS + r"\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _Splitting(digits=True)),
     "gpt-2": _Splitting(),
 }

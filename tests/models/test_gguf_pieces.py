@@ -228,7 +228,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "infinite": ({"tokenizer.ggml.scores": [float("inf")] * len(TOKENS)}, "or no list of finite numbers"),
     "fewer": ({"tokenizer.ggml.scores": [0.0]}, rf"tokenizer.ggml.scores has 1 numbers, for {len(TOKENS)} tokens"),
     "no bytes": ({"tokenizer.ggml.tokens": [t.replace("<0x41>", "A!") for t in TOKENS]}, "has no '<0x41>': all bytes are expected"),
-    "another kind": ({"tokenizer.ggml.model": "t5"}, "is 't5', expected 'gpt2' .* or 'llama'"),
+    "another kind": ({"tokenizer.ggml.model": "t5"}, "is 't5', expected 'gpt2' .*, 'llama' or 'gemma4'"),
     "a text as prefix": ({"tokenizer.ggml.add_space_prefix": "x"}, "add_space_prefix is 'x', expected true or false"),
 }
 

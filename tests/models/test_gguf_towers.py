@@ -245,9 +245,9 @@ def test_what_a_user_names_wrongly(files: Files, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no GGUF file, for which model.mmproj = 'm.gguf' would be"):
         checkpoint_of(RuntimeConfig(model=ModelSection(path=str(folder / "checkpoint"), mmproj="m.gguf")), tmp_path)
     text = tmp_path / "text"
-    make_checkpoint("tiny", text, "qwen3")
+    make_checkpoint("tiny", text, "smollm3")
     write_gguf(text, tmp_path / "model.gguf")
-    with pytest.raises(CheckpointError, match="general.architecture is 'qwen3', which takes no pictures: leave the mmproj file out"):
+    with pytest.raises(CheckpointError, match="general.architecture is 'smollm3', which takes no pictures: leave the mmproj file out"):
         gguf_directory(tmp_path / "model.gguf", tmp_path / "home", tower=folder / "mmproj.gguf")
 
 
