@@ -11,6 +11,8 @@ from mmrt.runtime.errors import ConfigError
 
 from .objective import Objective
 
+PIPELINE = ":pipeline"
+
 
 class System(msgspec.Struct, frozen=True, kw_only=True):
     """``name``: as it was given, a file without its folder."""
@@ -35,12 +37,11 @@ def configure(name: str, base: RuntimeConfig, objective: Objective) -> RuntimeCo
     Raises: ConfigError.
     """
     policy, _, layout = name.partition("@")
-    layout, colon, kind = layout.partition(":")
-    if colon and kind != "pipeline":
-        raise ConfigError(f"{name}: {kind!r} behind a layout, expected pipeline")
+    is_pipeline = layout.endswith(PIPELINE)  # names of devices have colons as well
+    layout = layout.removesuffix(PIPELINE)
     data = to_data(base)
     if layout or policy in PRESETS:
-        data["scheduling"]["prefill_pipeline"] = bool(colon)
+        data["scheduling"]["prefill_pipeline"] = is_pipeline
     data["slo"] = objective.sections
     if policy in PRESETS:
         data["scheduling"]["preset"] = policy

@@ -47,6 +47,8 @@ def parse_sim(argv: Sequence[str]) -> tuple[SimOptions, RuntimeConfig, Costs, Po
             parser.error(f"--costs {given.costs}: --validate compares with runs on this machine, and nobody measured this model")
         if given.profile is not None:
             refuse_options(parser, given, ("costs",), "--profile measures the costs")
+            if config.scheduling.prefill_pipeline:
+                parser.error("--profile: a stage of scheduling.prefill_pipeline shows a part of the layers' time: measure without it")
     elif given.checkpoint or given.profile:
         parser.error("--checkpoint and --profile are for the live runs of --validate")
     if given.rate == float("inf") and given.trace:

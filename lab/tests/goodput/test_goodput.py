@@ -11,7 +11,7 @@ import pytest
 import mmrt
 from mmrt.bench.serve.errors import BenchError
 from mmrt.bench.serve.slo import Slo
-from mmrt.runtime.config.runtime_config import RuntimeConfig
+from mmrt.runtime.config.runtime_config import RuntimeConfig, parse_config
 from mmrt.runtime.errors import ConfigError
 from mmrt.runtime.observe.breakdown import PARTS
 from mmrt.runtime.process.host_room import HostRoom
@@ -199,7 +199,11 @@ def test_a_layout_can_be_a_pipeline() -> None:
     assert configure("auto", config, objective).prefill_ranks == 2, "the configuration's layout stays as it is"
     for other in ("auto@E+2P+D", "monolithic"):
         assert configure(other, config, objective).prefill_ranks == 1
-    with pytest.raises(ConfigError, match="'pipes' behind a layout, expected pipeline"):
+    devices = parse_config('[[devices]]\nname = "cpu:0"\n[[devices]]\nname = "cpu:1"')
+    config = configure("overlap@E@cpu:0+2P@*+D@cpu:1:pipeline", devices, objective)
+    assert (config.prefill_ranks, config.actors.layout) == (2, "E@cpu:0+P@cpu:0+P@cpu:1+D@cpu:1")
+    assert configure("overlap@E@cpu:0+2P@*+D@cpu:1", devices, objective).prefill_ranks == 1
+    with pytest.raises(ConfigError, match="'D:pipes' is not "):
         configure("overlap@E+2P+D:pipes", RuntimeConfig(), objective)
     with pytest.raises(ConfigError, match="has one prefill, expected 2 or more"):
         configure("overlap@E+P+D:pipeline", RuntimeConfig(), objective)

@@ -51,6 +51,14 @@ def test_what_is_impossible_is_refused(arguments: list[str], message: str, capsy
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_pipeline_is_not_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "pipeline.toml"
+    config.write_text('[actors]\nlayout = "E+2P+D"\n[scheduling]\nprefill_pipeline = true\n')
+    with pytest.raises(SystemExit):
+        main(["--validate", "2", "--profile", str(tmp_path / "x.json"), "--config", str(config)])
+    assert "a stage of scheduling.prefill_pipeline shows a part of" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
