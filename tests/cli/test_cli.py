@@ -428,6 +428,11 @@ def test_dry_run_shows_devices_and_their_pools(tmp_path: Path, capsys: Captured)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert {"device a processors any", f"device b processors {cpu}", "actor decode threads 1, nice 0, on device b"} < {*lines}
     assert [line.split()[0] for line in lines if "256 pages" in line] == ["kv", "kv.1"]
+    stages = '[actors]\nlayout = "E@a+P@a+P@b+D@b"\n[memory]\nkv_tokens = 4096\n[scheduling]\nprefill_pipeline = true\n'
+    file.write_text(devices + stages)
+    assert run(["up", "--dry-run", "--port", "0", "--config", str(file)]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in lines if "KV pages on" in line] == ["actor prefill.1 threads 1, nice 2, on device b, KV pages on a"]
     file.write_text(devices + "[memory]\nkv_tokens = 1_000_000_000\n")
     status, error = refused(capsys, *arguments)
     assert status == 1 and "pools and tables need" in error
