@@ -279,7 +279,9 @@ def _check_devices(config: RuntimeConfig) -> None:
     if config.devices and config.scheduling.preset:
         raise ConfigError(f"devices: scheduling.preset = {show(config.scheduling.preset)} has a layout without devices")
     if config.devices and config.model.on_cuda:
-        raise ConfigError(f"devices: are parts of a CPU; model.device = {show(config.model.device)} is one device")
+        raise ConfigError(
+            f"devices: are parts of a CPU; model.device = {show(config.model.device)} is one device: leave [[devices]] out"
+        )
     _check_transfer(config)
 
 

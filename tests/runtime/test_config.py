@@ -148,7 +148,10 @@ def test_any_text_survives_toml(text: str) -> None:
         ("[devices]\nname = 1", "devices"),
         ("devices = 3", "devices = 3: expected `array`, got `int`"),
         ("[[devices]]\nname = '1'\n" * 9, "devices = "),
-        (TWO_DEVICES + '[model]\ndevice = "cuda"', 'devices: are parts of a CPU; model.device = "cuda" is one device'),
+        (
+            TWO_DEVICES + '[model]\ndevice = "cuda"',
+            'devices: are parts of a CPU; model.device = "cuda" is one device: leave [[devices]] out',
+        ),
         (TWO_DEVICES + '[scheduling]\npreset = "split"', 'devices: scheduling.preset = "split" has a layout without devices'),
         (
             '[memory]\nkv_transfer_dtype = "int4"',
