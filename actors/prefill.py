@@ -198,7 +198,7 @@ class PrefillWorker:
         state = StateRefs(chunk.state_from, chunk.state_to, chunk.log, tuple(chunk.snapshots))
         runs = [] if chunk.member else whole_runs(self._config.language, spec.spans)
         pictures = within(runs, chunk.start, chunk.end)
-        windows = torch.from_numpy(self._table.window_pages(chunk.row, chunk.member)[:num_pages].astype(np.int64))
+        windows = torch.from_numpy(self._table.prefill_window_pages(chunk.row, chunk.member)[:num_pages].astype(np.int64))
         return Chunk(embeds, positions, chunk.start, torch.from_numpy(block_table), state, deep, ids, pictures, windows)
 
     def _ids(self, spec: SequenceSpec, chunk: PrefillChunk) -> NDArray[np.int64]:

@@ -182,10 +182,8 @@ def _add_memory(report: Report, plan: Plan, model: ModelConfig, memory_bytes: in
     if layout.has_windows:
         apart = layout.pools["window"].page_bytes / layout.kv_page_tokens
         report.add("", f"of these {apart / 1024:.1f} KiB for the last {model.language.window} tokens of a request alone")
-    elif saves_by_windows(plan.config, facts_of(model, layout.kv_page_tokens)) and (
-        plan.config.cache.dir or plan.config.num_kv_pools > 1
-    ):
-        why = "cache.dir saves" if plan.config.cache.dir else "several devices copy"
+    elif saves_by_windows(plan.config, facts_of(model, layout.kv_page_tokens)) and not plan.config.model.on_cuda:
+        why = "cache.dir saves" if plan.config.cache.dir else "memory.kv_transfer_dtype packs"
         report.add("", f"for all tokens, also in layers that read {model.language.window} alone: {why} whole pages; less without")
     for name, text in _rows(layout, model.max_context, model.language.window):
         report.add(name, text)
@@ -206,7 +204,7 @@ def _rows(layout: MemoryLayout, max_context: int, window: int) -> Iterator[tuple
         rows, size = min(most, sum(pool.num_pages // num_pages for pool in pools)), num_pages * pools[0].page_bytes + states
         if layout.has_windows:
             windows, num_live = layout.pools["window"], min(num_pages, -(-window // layout.kv_page_tokens) + 1)
-            rows, size = min(rows, windows.num_pages // num_live), size + num_live * windows.page_bytes
+            rows, size = min(rows, len(pools) * (windows.num_pages // num_live)), size + num_live * windows.page_bytes
         yield name, f"{rows:>4} of {context:>7} tokens, {_size(size)} each"
         name = ""
 

@@ -412,15 +412,25 @@ def kv_part_bytes(language: LanguageConfig, page_tokens: int, value_bytes: int, 
     return sizes if len(sizes) == 1 else [-(-size // GROUP_ALIGNMENT) * GROUP_ALIGNMENT for size in sizes]
 
 
-def kv_layer_parts(config: ModelConfig, page_tokens: int) -> list[tuple[int, slice]]:
-    """Return the layers that have K and V of their own, in order, each with the place of these in a KV page of all groups, in bytes."""
-    parts, value_bytes, start = list[tuple[int, slice]](), DTYPE_BYTES[config.dtype], 0
+class KvPart(NamedTuple):
+    """Where a layer's K and V lie in a page, in bytes; ``in_window``: in a page of the pool of layers with a window."""
+
+    layer: int
+    place: slice
+    in_window: bool = False
+
+
+def kv_layer_parts(config: ModelConfig, page_tokens: int, has_windows: bool = False) -> list[KvPart]:
+    """Return the parts of the layers that have K and V of their own, in order. ``has_windows``: those with a window have pages of their
+    own."""
+    parts, value_bytes, starts = list[KvPart](), DTYPE_BYTES[config.dtype], [0, 0]
     sizes = kv_part_bytes(config.language, page_tokens, value_bytes, config.kv_dtype)
     for (heads, layers), size in zip(config.language.kv_groups, sizes, strict=True):
-        num_bytes = kv_layer_bytes(heads, page_tokens, value_bytes, config.kv_dtype)
-        parts += [(layer, slice(start + at * num_bytes, start + (at + 1) * num_bytes)) for at, layer in enumerate(layers)]
-        start += size
-    return sorted(parts, key=lambda part: part[0])
+        num_bytes, is_apart = kv_layer_bytes(heads, page_tokens, value_bytes, config.kv_dtype), has_windows and heads.window > 0
+        begins = [starts[is_apart] + at * num_bytes for at in range(len(layers))]
+        parts += [KvPart(layer, slice(at, at + num_bytes), is_apart) for layer, at in zip(layers, begins, strict=True)]
+        starts[is_apart] += size
+    return sorted(parts, key=lambda part: part.layer)
 
 
 def packed_part_bytes(group: KvGroup, page_tokens: int, packed: TransferDType) -> int:

@@ -15,6 +15,7 @@ from ..schema.rows import EndCode, Phase
 from .errors import StaleRow
 from .fence import fence
 from .logprob_file import LogprobFile
+from .page_table import PageTable
 from .run_directory import RunDirectory
 from .segment import Field, Layout, Segment
 from .vector_file import VectorFile
@@ -52,6 +53,7 @@ class _Fields:
         self.num_pages = layout.add((rows, NUM_MEMBERS), np.uint64)
         self.num_source_pages = layout.add((rows, NUM_MEMBERS), np.uint64)
         self.num_window_pages = layout.add((rows, NUM_MEMBERS), np.uint64)
+        self.num_source_windows = layout.add((rows, NUM_MEMBERS), np.uint64)
         self.prefilled = layout.add((rows, NUM_MEMBERS), np.uint64)
         self.state_table = layout.add((rows, NUM_MEMBERS, 2), np.int64)
         self.snapshot_page = layout.add((rows, NUM_MEMBERS), np.int64)
@@ -65,6 +67,7 @@ class _Fields:
         self.block_table = layout.add((rows, NUM_MEMBERS, max_pages), np.uint32)
         self.source_table = layout.add((rows, NUM_MEMBERS, max_pages), np.uint32)
         self.window_table = layout.add((rows, NUM_MEMBERS, max_pages), np.uint32)
+        self.source_window_table = layout.add((rows, NUM_MEMBERS, max_pages), np.uint32)
         self.prompt = layout.add((rows, NUM_MEMBERS, max_context), np.int32)
         self.ids = layout.add((rows, max_context), np.int32)
         self.specs = layout.add((rows, max_spec_bytes), np.uint8)
@@ -75,14 +78,14 @@ class SequenceTable:
     """Words and arrays (R rows, M = 2 members):
 
     written by the controller: ``generation`` [R], ``phases`` [R] (generation << 8 | Phase), ``owners`` [R] (generation << 8 |
-    number of the decode actor + 1, or 0: none), ``num_pages``, ``num_source_pages`` and ``num_window_pages`` [R, M], ``prefilled``
-    [R, M] (slot << 32 | tokens) uint64; ``state_table`` [R, M, 2] int64: pages of recurrent states, ``snapshot_page`` [R, M]: of one
-    that the cache has, and ``log_page`` [R, M] int64, of the pools beside that in which the row is decoded, -1: none;
+    number of the decode actor + 1, or 0: none), ``num_pages``, ``num_source_pages``, ``num_window_pages``, ``num_source_windows`` and
+    ``prefilled`` [R, M] (slot << 32 | tokens) uint64; ``state_table`` [R, M, 2] int64: pages of recurrent states, ``snapshot_page``
+    [R, M]: of one that the cache has, and ``log_page`` [R, M] int64, of the pools beside that in which the row is decoded, -1: none;
     ``source_states`` [R, M, 4]: the same (states, log, snapshot) where its prompt is prefilled, if elsewhere. The slot says which state
     is that of the prefilled tokens' last border: the first, the second, or the snapshot (``SNAPSHOT_SLOT``), until more are prefilled;
     ``block_table`` and ``source_table`` [R, M, max_pages] uint32: pages of the pool in which the row is decoded, and of the one in
-    which its prompt is prefilled, where that is another; ``window_table`` alike: pages of the pool of layers with a window, of which
-    those before the window are of others by now; ``prompt`` [R, M, max_context] int32;
+    which its prompt is prefilled, where that is another; ``window_table`` and ``source_window_table`` alike: pages of the pools of
+    layers with a window, of which those before the window are of others by now; ``prompt`` [R, M, max_context] int32;
     written by decode: ``counts`` [R] (generation << 32 | committed ids), ``ends`` [R] (generation << 32 | EndCode) uint64;
     ``ids`` [R, max_context] int32;
     written by prefill: ``first_times`` [R, 2] uint64: a generation, and when its first id was committed. ``logprobs`` are those of ids
@@ -100,7 +103,6 @@ class SequenceTable:
         self.phases: NDArray[np.uint64] = segment.field(fields.phases)
         self.owners: NDArray[np.uint64] = segment.field(fields.owners)
         self.num_pages: NDArray[np.uint64] = segment.field(fields.num_pages)
-        self.num_source_pages: NDArray[np.uint64] = segment.field(fields.num_source_pages)
         self.num_window_pages: NDArray[np.uint64] = segment.field(fields.num_window_pages)
         self.prefilled: NDArray[np.uint64] = segment.field(fields.prefilled)
         self.state_table: NDArray[np.int64] = segment.field(fields.state_table)
@@ -108,7 +110,6 @@ class SequenceTable:
         self.log_page: NDArray[np.int64] = segment.field(fields.log_page)
         self.source_states: NDArray[np.int64] = segment.field(fields.source_states)
         self.block_table: NDArray[np.uint32] = segment.field(fields.block_table)
-        self.source_table: NDArray[np.uint32] = segment.field(fields.source_table)
         self.window_table: NDArray[np.uint32] = segment.field(fields.window_table)
         self.prompt: NDArray[np.int32] = segment.field(fields.prompt)
         self.counts: NDArray[np.uint64] = segment.field(fields.counts)
@@ -120,9 +121,10 @@ class SequenceTable:
         self._generation = _word(fields.generation)
         self._phase = _word(fields.phases)
         self._owner = _word(fields.owners)
-        self._num_pages = _word(fields.num_pages)
-        self._num_source_pages = _word(fields.num_source_pages)
-        self._num_window_pages = _word(fields.num_window_pages)
+        self._pages = PageTable(segment, fields.block_table, fields.num_pages)
+        self._source_pages = PageTable(segment, fields.source_table, fields.num_source_pages)
+        self._window_pages = PageTable(segment, fields.window_table, fields.num_window_pages)
+        self._source_windows = PageTable(segment, fields.source_window_table, fields.num_source_windows)
         self._count = _word(fields.counts)
         self._end = _word(fields.ends)
         self._spec_word = _word(fields.spec_words)
@@ -159,9 +161,10 @@ class SequenceTable:
 
     def close(self) -> None:
         """Drop the table's own views; the memory stays mapped while others are around."""
-        del self.generation, self.phases, self.owners, self.num_pages, self.num_source_pages, self.num_window_pages, self.prefilled
+        del self.generation, self.phases, self.owners, self.num_pages, self.num_window_pages, self.prefilled
+        del self._pages, self._source_pages, self._window_pages, self._source_windows
         del self.state_table, self.snapshot_page, self.log_page, self.source_states
-        del self.block_table, self.source_table, self.window_table, self.prompt, self.counts, self.ends, self.ids
+        del self.block_table, self.window_table, self.prompt, self.counts, self.ends, self.ids
         del self.first_times
         self.logprobs.close()
         self.vectors.close()
@@ -184,13 +187,16 @@ class SequenceTable:
     def clear_pages(self, row: int) -> None:
         """Empty the row's tables of pages: nothing is prefilled."""
         self._check_row(row)
-        self.num_pages[row] = self.num_source_pages[row] = self.num_window_pages[row] = self.prefilled[row] = 0
+        for table in (self._pages, self._source_pages, self._window_pages, self._source_windows):
+            table.clear(row)
+        self.prefilled[row] = 0
         self.state_table[row] = self.snapshot_page[row] = self.log_page[row] = self.source_states[row] = -1
 
     def clear_source(self, row: int) -> None:
         """Empty the row's tables of pages of another pool than its own: that of KV pages last."""
         self.source_states[row] = -1
-        self.num_source_pages[row] = 0
+        self._source_windows.clear(row)
+        self._source_pages.clear(row)
 
     def set_phase(self, row: int, phase: Phase) -> None:
         """Move the row's current generation to ``phase``; a reader that sees it also sees all earlier writes."""
@@ -253,27 +259,19 @@ class SequenceTable:
         self.prompt[row, member, : len(ids)] = ids
 
     def append_pages(self, row: int, member: int, pages: Sequence[int]) -> None:
-        """Grow a member's block table: entries first, then ``num_pages``. Raises: ValueError above ``max_pages``."""
-        self._append(self.block_table, self._num_pages, row, member, pages)
+        """Grow a member's block table. Raises: ValueError above ``max_pages``."""
+        self._check_row(row)
+        self._pages.append(row, member, pages)
 
     def append_source_pages(self, row: int, member: int, pages: Sequence[int]) -> None:
-        """Grow a member's source table in the same way. Raises: ValueError above ``max_pages``."""
-        self._append(self.source_table, self._num_source_pages, row, member, pages)
-
-    def append_window_pages(self, row: int, member: int, pages: Sequence[int]) -> None:
-        """Grow a member's table of windows in the same way. Raises: ValueError above ``max_pages``."""
-        self._append(self.window_table, self._num_window_pages, row, member, pages)
-
-    def _append(self, table: NDArray[np.uint32], counts: int, row: int, member: int, pages: Sequence[int]) -> None:
+        """Grow a member's source table. Raises: ValueError above ``max_pages``."""
         self._check_row(row)
-        word = counts + row * NUM_MEMBERS + member
-        start = self._segment.words[word]
-        end = start + len(pages)
-        if end > self.max_pages:
-            raise ValueError(f"{end} pages for row {row} exceed its block table of {self.max_pages}")
-        table[row, member, start:end] = pages
-        fence()
-        self._segment.words[word] = end
+        self._source_pages.append(row, member, pages)
+
+    def append_window_pages(self, row: int, member: int, pages: Sequence[int], is_source: bool = False) -> None:
+        """Grow a member's table of windows, or the one where its prompt is prefilled. Raises: ValueError above ``max_pages``."""
+        self._check_row(row)
+        (self._source_windows if is_source else self._window_pages).append(row, member, pages)
 
     def write_spec(self, row: int, spec: bytes) -> None:
         """Write the spec, once per generation, before the row leaves PREPARE. Raises: ValueError above the limit."""
@@ -402,21 +400,19 @@ class SequenceTable:
 
     def pages(self, row: int, member: int) -> NDArray[np.uint32]:
         """A member's block table as far as it is filled: a view."""
-        count = self._segment.words[self._num_pages + row * NUM_MEMBERS + member]
-        fence()
-        return self.block_table[row, member, :count]
+        return self._pages.filled(row, member)
 
     def source_pages(self, row: int, member: int) -> NDArray[np.uint32]:
         """A member's source table as far as it is filled: a view."""
-        count = self._segment.words[self._num_source_pages + row * NUM_MEMBERS + member]
-        fence()
-        return self.source_table[row, member, :count]
+        return self._source_pages.filled(row, member)
 
     def window_pages(self, row: int, member: int) -> NDArray[np.uint32]:
         """A member's table of windows as far as it is filled: a view."""
-        count = self._segment.words[self._num_window_pages + row * NUM_MEMBERS + member]
-        fence()
-        return self.window_table[row, member, :count]
+        return self._window_pages.filled(row, member)
+
+    def source_window_pages(self, row: int, member: int) -> NDArray[np.uint32]:
+        """The same where its prompt is prefilled, if that is elsewhere: a view."""
+        return self._source_windows.filled(row, member)
 
     def num_writable_pages(self, rows: int | NDArray[np.int64]) -> NDArray[np.int64]:
         """Pages per member [..., M] up to which decode can go on: of block tables, and of those of windows where there are such."""
@@ -427,6 +423,11 @@ class SequenceTable:
         """The pages in which a member is prefilled: those of the source table, if there are any, else of the block table. A view."""
         source = self.source_pages(row, member)
         return source if len(source) else self.pages(row, member)
+
+    def prefill_window_pages(self, row: int, member: int) -> NDArray[np.uint32]:
+        """As ``prefill_pages``, of windows."""
+        source = self.source_window_pages(row, member)
+        return source if len(source) else self.window_pages(row, member)
 
     def read_spec(self, row: int, generation: int | None = None) -> bytes:
         """The spec of this generation (default: the row's own). Raises: StaleRow if the row has none of it."""

@@ -10,6 +10,7 @@ from ...runtime.controller.rows.progress import IdSpan, Progress
 from ...runtime.controller.state.effects import (
     AppendPages,
     AppendSourcePages,
+    AppendSourceWindowPages,
     AppendWindowPages,
     BeginRow,
     ClearPages,
@@ -118,6 +119,8 @@ class ControllerIO:
                 table.append_source_pages(row, member, pages)
             case AppendWindowPages(row, member, pages):
                 table.append_window_pages(row, member, pages)
+            case AppendSourceWindowPages(row, member, pages):
+                table.append_window_pages(row, member, pages, is_source=True)
             case ClearSource(row):
                 table.clear_source(row)
             case ClearPages(row):
@@ -159,8 +162,8 @@ class ControllerIO:
             prefilled, slots = table.num_prefilled(row), table.state_slots(row)
             readers = table.state_pages, table.source_state_pages
             states = [(StatePages(*read(row, 0)), StatePages(*read(row, 1))) for read in readers]
-            windows = (table.window_pages(row, 0).tolist(), table.window_pages(row, 1).tolist())
-            words = tables, prefilled, committed, end_code, state, ids, owner, source, *states, slots, windows
+            windows = [(read(row, 0).tolist(), read(row, 1).tolist()) for read in (table.window_pages, table.source_window_pages)]
+            words = tables, prefilled, committed, end_code, state, ids, owner, source, *states, slots, *windows
             rows.append(RowSnapshot(row, generation, phase, *words))
         plans = [PlanSnapshot(plan.slot, plan.plan_id, self.actors[plan.actor], plan.payload) for plan in self.plans.live()]
         generations = {name: pool.generations.tolist() for name, pool in self.pools.items()}

@@ -89,9 +89,9 @@ def main(actor: Actor) -> None:
     try:
         gaps = StepGaps.attach(actor.run, number_of(actor.name))
         page_tokens = layout.kv_page_tokens
-        packing, layers = open_packing(actor, page_tokens), kv_layer_parts(actor.model, page_tokens)
+        packing, layers = open_packing(actor, page_tokens), kv_layer_parts(actor.model, page_tokens, layout.has_windows)
         recomputing = None
-        if may_recompute(actor):
+        if may_recompute(actor, layout.has_windows):
             recomputing = Recomputing(actor.model, model, table, page_tokens, lambda: not running.rows, partial(computing, actor))
         copier = PageCopier(actor, kv, table, page_tokens, packing, layers, recomputing)
         Decoding(actor, table, running, compiler, gaps, Ringer(actor.run, "detokenizer"), copier).run()
@@ -107,9 +107,10 @@ def may_guess(actor: Actor) -> bool:
     return actor.config.scheduling.prompt_lookup and not on_cuda and state_layout(actor.model) is None and actor.model.null is None
 
 
-def may_recompute(actor: Actor) -> bool:
-    """Return whether what a slow link would bring can be computed: not recurrent states, nor where packed pages are wanted."""
-    is_plain = state_layout(actor.model) is None and actor.model.null is None
+def may_recompute(actor: Actor, has_windows: bool) -> bool:
+    """Return whether what a slow link would bring can be computed: not recurrent states, nor where packed pages are wanted, nor with
+    pages of windows, which a row has at its prompt's end alone."""
+    is_plain = state_layout(actor.model) is None and actor.model.null is None and not has_windows
     return is_plain and actor.config.num_kv_pools > 1 and actor.config.memory.kv_transfer_dtype == "auto"
 
 

@@ -7,20 +7,26 @@ same pages. A process that ends in order has no copy under way, since they are m
 Behind a prefill a layer of its pages is copied once it is stored, while the next ones are computed (KT1), and the plan is done when
 the last one has been. If the prefill dies before, and another process does its plan anew, all layers are copied anew. Packed pages
 are copied when the prefill is done. While a plan waits for its prefill the next one is copied.
+
+Layers with a window may have pages in a pool of their own: of these the ones at the end of the prompt are copied, like the others.
 """
 
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ...models.architecture import KvPart
 from ...models.lm.kv_packing import KvPacking
 from ...runtime.bus.copy_plans import Transfer, TransferChunk
 from ...runtime.bus.messages import ItemError, PlanDone, Result, Run, Skipped, Transferred
 from ...runtime.bus.plans import Plan, decode_plan
 from ...runtime.observe.flight import Kind
-from ...runtime.pools import log_pool, state_pool
+from ...runtime.pools import PoolName, log_pool, state_pool, window_pool
 from ...shm.layer_progress import DONE, LayerProgress
 from ...shm.plan_table import PlanTable
 from ...shm.pool import Access, PagePool
@@ -70,19 +76,18 @@ class PageCopier:
         table: SequenceTable,
         page_tokens: int,
         packing: KvPacking | None = None,
-        layers: Sequence[tuple[int, slice]] = (),
+        layers: Sequence[KvPart] = (),
         recomputing: Recomputing | None = None,
     ) -> None:
         """``kv``: the pool of this actor's device. ``packing``: of pages that come from others; None: they come as they are.
-        ``layers``: the numbers of those with K and V of their own, rising, and where these lie in a page. ``recomputing``: computes
-        what a slow link would bring later."""
+        ``layers``: where those with K and V of their own have these, in order. ``recomputing``: computes what a slow link would bring
+        later."""
         self._actor = actor
         self._kv = kv
         self._table = table
         self._page_tokens = page_tokens
         self._packing = packing
-        self._whole = slice(0, kv.page_bytes)
-        self._layers = [(DONE - 1, self._whole)] if packing is not None or not layers else layers
+        self._layers = [KvPart(DONE - 1, slice(0, kv.page_bytes))] if packing is not None or not layers else layers
         self._plans = PlanTable.attach(actor.run, writable=False)
         self._progress: LayerProgress | None = None
         self._recomputing = recomputing
@@ -173,14 +178,16 @@ class PageCopier:
     def _copy(self, plan_id: int, plan: Transfer) -> Iterator[int]:
         """Copy page by page, or behind a prefill layer by layer, and yield the bytes of each piece. The tables stay as they are until
         the plan has been answered."""
-        source = self._reader(plan.source)
         for chunk in plan.chunks:
             filled = chunk.end if plan.behind is None else chunk.filled
             start = yield from self._compute(plan_id, chunk, filled)
-            yield from self._move(source, self._pages(chunk, start, filled), self._whole)
+            yield from self._move(plan.source, self._pages(chunk, start, filled))
+            yield from self._move(plan.source, self._windows(chunk, chunk.start, filled), in_window=True)
         if plan.behind is not None:
-            pages = [pair for chunk in plan.chunks for pair in self._pages(chunk, chunk.filled, chunk.end)]
-            yield from self._follow(*plan.behind, source, pages)
+            pages, windows = (
+                [pair for chunk in plan.chunks for pair in of(chunk, chunk.filled, chunk.end)] for of in (self._pages, self._windows)
+            )
+            yield from self._follow(*plan.behind, plan.source, pages, windows)
         for chunk in plan.chunks:
             for pool_beside, both in ((state_pool, chunk.state), (log_pool, chunk.log)):
                 if both is not None:
@@ -209,7 +216,7 @@ class PageCopier:
             yield 0
         return start
 
-    def _follow(self, plan_id: int, slot: int, source: ReadPage, pages: Pages) -> Iterator[int]:
+    def _follow(self, plan_id: int, slot: int, source: PoolName, pages: Pages, windows: Pages) -> Iterator[int]:
         """Copy the pages that a prefill plan fills, of each layer once it is stored. Raises: PlanGone."""
         generation, num_copied = -1, 0
         self._progress = progress = self._progress or LayerProgress.attach(self._actor.run)
@@ -221,28 +228,42 @@ class PageCopier:
                 raise PlanGone
             if at is not None and at.generation != generation:  # what the process before wrote last need not have been whole
                 generation, num_copied = at.generation, 0
-            stored = [] if at is None else [part for layer, part in self._layers[num_copied:] if layer < at.num_layers]
+            stored = [] if at is None else [part for part in self._layers[num_copied:] if part.layer < at.num_layers]
             if not stored and is_done:
                 return
             for part in stored:
-                yield from self._move(source, pages, part)
+                yield from self._move(source, windows if part.in_window else pages, part.place, in_window=part.in_window)
             num_copied += len(stored)
             if not stored:
                 yield 0
 
     def _pages(self, chunk: TransferChunk, start: int, end: int) -> Pages:
         """Return the pages of a chunk's tokens [start, end); ``start`` is the first token of one."""
-        places = slice(start // self._page_tokens, -(-end // self._page_tokens) if start < end else 0)
         tables = self._table.pages(chunk.row, chunk.member), self._table.source_pages(chunk.row, chunk.member)
+        return self._pairs(tables, start, end)
+
+    def _windows(self, chunk: TransferChunk, start: int, end: int) -> Pages:
+        """Return the pages of layers with a window that go with them, if there are such."""
+        if chunk.windows < 0:
+            return []
+        tables = self._table.window_pages(chunk.row, chunk.member), self._table.source_window_pages(chunk.row, chunk.member)
+        return self._pairs(tables, max(start, chunk.windows * self._page_tokens), end)
+
+    def _pairs(self, tables: Sequence[NDArray[np.uint32]], start: int, end: int) -> Pages:
+        places = slice(start // self._page_tokens, -(-end // self._page_tokens) if start < end else 0)
         ours, theirs = (table[places].tolist() for table in tables)
         return list(zip(ours, theirs, strict=True))
 
-    def _move(self, source: ReadPage, pages: Iterable[tuple[int, int]], part: slice) -> Iterator[int]:
-        """Copy a part of each of these pages."""
+    def _move(self, source: PoolName, pages: Pages, part: slice | None = None, *, in_window: bool = False) -> Iterator[int]:
+        """Copy a part of each of these pages, or all of them, from the pool of another device, or that of windows beside it."""
+        if not pages:
+            return
+        ours = self._pool(window_pool(self._kv.name), "fill") if in_window else self._kv
+        read, part = self._reader(window_pool(source) if in_window else source), part or slice(0, ours.page_bytes)
         for target, page in pages:
             began_ns = time.monotonic_ns()
-            contents, num_bytes = source(page, part)
-            self._kv.page(target)[part] = contents
+            contents, num_bytes = read(page, part)
+            ours.page(target)[part] = contents
             self._pace.took(num_bytes, (time.monotonic_ns() - began_ns) / 1e9)
             yield num_bytes
 

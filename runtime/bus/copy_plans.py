@@ -123,11 +123,13 @@ class TransferChunk(TokenChunk, frozen=True):
     table. ``start`` is the first token of a page.
 
     The last one of a member whose model has recurrent states names the pages of its state and its log: (from, to). Of a plan that
-    copies behind a prefill, the pages of the tokens before ``filled`` are filled already: whole ones, or all."""
+    copies behind a prefill, the pages of the tokens before ``filled`` are filled already: whole ones, or all. From the place
+    ``windows`` in the tables on pages of layers with a window go with them; -1: none."""
 
     state: tuple[int, int] | None = None
     log: tuple[int, int] | None = None
     filled: int = 0
+    windows: int = -1
 
 
 class Transfer(ChunkPlan, frozen=True):

@@ -57,6 +57,7 @@ class RowSnapshot(NamedTuple):
     source_states: tuple[StatePages, StatePages] = NO_STATES
     slots: tuple[int, int] = (0, 0)
     windows: tuple[list[int], list[int]] = ([], [])
+    source_windows: tuple[list[int], list[int]] = ([], [])
 
 
 class PlanSnapshot(NamedTuple):
@@ -130,7 +131,8 @@ def _restore_row(state: ControllerState, row: RowSnapshot) -> None:
     if is_over:
         request.begin_end()
     request.ownership.give(row.decode)
-    request.kv.restore(row.block_tables, row.source_tables, row.prefilled, row.states, row.source_states, row.slots, row.windows)
+    states, windows = (row.states, row.source_states, row.slots), (row.windows, row.source_windows)
+    request.kv.restore(row.block_tables, row.source_tables, row.prefilled, *states, *windows)
     request.answer.restore(row.committed, row.ids, row.end_code)
     state.rows[row.row] = request
 

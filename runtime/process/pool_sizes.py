@@ -57,8 +57,9 @@ class PoolSizes(NamedTuple):
 
 def has_windows_apart(config: RuntimeConfig, facts: ModelFacts) -> bool:
     """Return whether layers with a window get pages of their own: where a context is longer than such a row needs, and no pages go
-    to other pools or to files."""
-    return saves_by_windows(config, facts) and config.num_kv_pools == 1 and not config.model.on_cuda and not config.cache.dir
+    to files, or packed to other pools."""
+    are_plain = not config.cache.dir and config.memory.kv_transfer_dtype == "auto"
+    return saves_by_windows(config, facts) and are_plain and not config.model.on_cuda
 
 
 def saves_by_windows(config: RuntimeConfig, facts: ModelFacts) -> bool:

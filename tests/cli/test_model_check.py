@@ -81,6 +81,9 @@ def test_rows_at_once_follow_the_pool(qwen3: Path, tmp_path: Path, capsys: Captu
     assert lines["at once"].split()[:4:2] == ["64", "1024"]
 
 
+TWO_DEVICES = '[actors]\nlayout = "EP@a+D@b"\n[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n'
+
+
 def test_layers_with_a_window_keep_its_tokens_alone(tmp_path: Path, capsys: Captured) -> None:
     make_checkpoint("tiny", tmp_path / "made", "gemma3")
     file = tmp_path / "mmrt.toml"
@@ -100,11 +103,16 @@ def test_layers_with_a_window_keep_its_tokens_alone(tmp_path: Path, capsys: Capt
     assert float(lines["at once"].splitlines()[1].split()[4]) < token_kib * 8192 / 1024 / 50, "MiB of a context"
     for settings, why in (
         ('[cache]\ndir = "/tmp/never-made"\n', "cache.dir saves whole pages; less without"),
-        ('[actors]\nlayout = "EP@a+D@b"\n[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n', "several devices copy whole pages"),
+        (f'[memory]\nkv_transfer_dtype = "int8"\n{TWO_DEVICES}', "memory.kv_transfer_dtype packs whole pages; less without"),
     ):
         file.write_text(settings)
         assert run(["model", "check", str(tmp_path / "made"), "--config", str(file)]) == 0
         assert f"for all tokens, also in layers that read 48 alone: {why}" in said(capsys)["KV cache"]
+    file.write_text(f"[memory]\nkv_tokens = 65_536\n{TWO_DEVICES}")
+    assert run(["model", "check", str(tmp_path / "made"), "--config", str(file)]) == 0
+    both = said(capsys)
+    assert "for the last 48 tokens of a request alone" in both["KV cache"]
+    assert [row.split()[0] for row in both["at once"].splitlines()] == ["64", "16"], "of each device as many"
 
 
 def test_rows_at_once_follow_the_recurrent_states(tmp_path: Path, capsys: Captured) -> None:

@@ -46,7 +46,7 @@ PAGE_S = 0.01  # to copy a page
 SLOW_PAGE_S = 0.1
 LAYER_S = 0.1  # of prefill
 PIECE_S = 0.3  # of eight pages that decode computes
-COPY_LINE = "            self._kv.page(target)[part] = contents\n"
+COPY_LINE = "            ours.page(target)[part] = contents\n"
 STORED_LINE, DONE_LINE = "        self._note(self._num_layers + 1)\n", "        self._note(DONE)\n"
 LETTERS = "abcdefghij " * 90
 LONG_PROMPT = [{"role": "user", "content": LETTERS + PROMPT}]
@@ -54,7 +54,7 @@ LONG_PROMPT = [{"role": "user", "content": LETTERS + PROMPT}]
 
 def slow_down(source: Path, page_s: float) -> Path:
     """Let a copy of the package take its time to copy a page."""
-    share = "(part.stop - part.start) / self._kv.page_bytes"
+    share = "(part.stop - part.start) / ours.page_bytes"
     take_time(source / "actors" / "decode" / "page_copier.py", COPY_LINE, f"{page_s} * {share}")
     return source
 
@@ -64,8 +64,8 @@ def slow_source(source: Path) -> Path:
     """A copy of the package that takes its time to copy a page, and computes none instead."""
     file = source / "actors" / "decode" / "loop.py"
     text = file.read_text()
-    assert text.count("if may_recompute(actor):") == 1
-    file.write_text(text.replace("if may_recompute(actor):", "if False:"))
+    assert text.count("if may_recompute(actor, layout.has_windows):") == 1
+    file.write_text(text.replace("if may_recompute(actor, layout.has_windows):", "if False:"))
     return slow_down(source, PAGE_S)
 
 
@@ -135,20 +135,22 @@ def slow_link(launch: Callable[..., Server], tmp_path_factory: pytest.TempPathFa
 
 
 def wait_for_some_layers(server: Server) -> None:
-    """Until decode has copied some layers of pages that prefill is at."""
+    """Until decode has copied some layers of pages that prefill is at: most have a window, and pages of their own."""
     until_s = time.monotonic() + TIMEOUT_S
     with ExitStack() as stack:
         run = stack.enter_context(RunDirectory.attach(server.run_path))
         table = stack.enter_context(closing(SequenceTable.attach(run, writable=False)))
         plans = stack.enter_context(closing(PlanTable.attach(run, writable=False)))
         words = stack.enter_context(closing(LayerProgress.attach(run)))
-        pools = [stack.enter_context(closing(PagePool.attach(run, name, "read"))) for name in ("kv", "kv.1")]
+        pools = [stack.enter_context(closing(PagePool.attach(run, name, "read"))) for name in ("window", "window.1")]
         while time.monotonic() < until_s:
             for plan in [decode_plan(record.payload) for record in plans.live()]:
                 if isinstance(plan, Transfer) and plan.behind is not None and (chunk := plan.chunks[0]).filled > 64:
                     at = words.read(plan.behind[0])
-                    place = chunk.filled // 16
-                    theirs, ours = table.source_pages(chunk.row, 0)[place], table.pages(chunk.row, 0)[place]
+                    place = (chunk.end - 1) // 16
+                    if not chunk.windows <= place < len(table.window_pages(chunk.row, 0)):
+                        continue
+                    theirs, ours = table.source_window_pages(chunk.row, 0)[place], table.window_pages(chunk.row, 0)[place]
                     same = np.mean(pools[0].data[theirs] == pools[1].data[ours])
                     if at is not None and 1 < at.num_layers < DONE and 0.1 < same < 0.9:
                         return

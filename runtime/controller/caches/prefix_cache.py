@@ -21,7 +21,7 @@ from ..state.request import Request
 from ..state.state import ControllerState, owner
 from .embedding_cache import give_back_read
 from .snapshots import Border, announced, cut_to_snapshot, has_states
-from .window_pages import check_windows_unnamed, cut_to_windows, has_windows, name_windows
+from .window_pages import check_windows_unnamed, cut_to_copies, cut_to_windows, has_windows, name_windows
 
 PAGES_AT_ONCE = 1024  # of a member, in a plan to load them
 
@@ -179,7 +179,10 @@ def find_home_hits(state: ControllerState, request: Request, pool: PoolName, tar
     not be copied. At least one token of each member is: the copy of the last ones ends the row's stay elsewhere."""
     page_tokens = state.limits.kv_page_tokens
     found = _find_pages(state, request, pool)
-    return [pages[: max(0, target - 1) // page_tokens] for pages, target in zip(found, targets, strict=False)]
+    hits = [pages[: max(0, target - 1) // page_tokens] for pages, target in zip(found, targets, strict=False)]
+    if not has_windows(state):
+        return hits
+    return [cut_to_copies(state, request, pool, member, pages, targets[member]) for member, pages in enumerate(hits)]
 
 
 def share_hits(state: ControllerState, request: Request, hits: Hits, pool: PoolName) -> None:
@@ -238,6 +241,8 @@ def note_hits(state: ControllerState, request: Request) -> None:
 def load_plan(state: ControllerState, request: Request) -> Load | None:
     """Return a plan to load the row's next pages: from the pool of another device where its cache has as many of them as the file, such
     as those of an answer that was decoded there; None if nobody has any."""
+    if has_windows(state):
+        return None
     caches = {pool: state.pools[pool].cache for pool in state.kv_pools if pool != request.prefill_pool}
     find_state = {pool: state.pools[state_pool(pool)].cache.find for pool in caches if has_states(state)}
     plans = [Load(chunks_to_load(state, request, caches[pool].find_leading, find_state.get(pool)), pool) for pool in caches]

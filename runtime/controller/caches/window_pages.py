@@ -37,11 +37,18 @@ def cut_to_windows(state: ControllerState, request: Request, pool: PoolName, mem
     return pages[:count]
 
 
-def windows_at(state: ControllerState, request: Request, pool: PoolName, member: int, num_hits: int) -> list[int]:
-    """Return the pages of the window at the end of so many hits."""
-    page_tokens = state.limits.kv_page_tokens
-    first = first_live(state, num_hits * page_tokens)
-    names = request.caches.keys[member].up_to(num_hits * page_tokens, first) if num_hits else []
+def cut_to_copies(state: ControllerState, request: Request, pool: PoolName, member: int, pages: list[int], target: int) -> list[int]:
+    """Return those of a member's pages in another pool than the one in which ``target`` tokens are prefilled, that need not be copied:
+    up to the first whose page of the window at the end of these tokens is not there."""
+    cache, names = state.pools[window_pool(pool)].cache, request.caches.keys[member].up_to(len(pages) * state.limits.kv_page_tokens)
+    places = range(first_live(state, target), len(pages))
+    return pages[: next((place for place in places if cache.find(names[place]) is None), len(pages))]
+
+
+def windows_at(state: ControllerState, request: Request, pool: PoolName, member: int, num_hits: int, num_tokens: int) -> list[int]:
+    """Return those of the pages of so many hits that the window of the token behind ``num_tokens`` reaches."""
+    first = first_live(state, num_tokens)
+    names = request.caches.keys[member].up_to(num_hits * state.limits.kv_page_tokens, first) if num_hits > first else []
     found = state.pools[window_pool(pool)].cache.find_leading(names)
     assert len(found) == len(names), "hits without the windows at their end"
     return found
@@ -51,11 +58,12 @@ def name_windows(state: ControllerState, request: Request, member: int, first: i
     """Give the pages of a row that it still has the keys of its KV pages in the same places: those from ``first`` on."""
     if not has_windows(state):
         return
-    begin = max(first, request.kv.window_firsts[member])
+    windows, pool = request.prefill_windows, window_pool(request.prefill_pool)
+    begin = max(first, windows.firsts[member])
     if chosen := names[begin - first :]:
-        pages = request.kv.windows[member][begin : first + len(names)]
-        state.name_pages(window_pool(request.kv_pool), pages, chosen, begin)
-        page_tokens, cache = state.limits.kv_page_tokens, state.pools[window_pool(request.kv_pool)].cache
+        pages = windows.tables[member][begin : first + len(names)]
+        state.name_pages(pool, pages, chosen, begin)
+        page_tokens, cache = state.limits.kv_page_tokens, state.pools[pool].cache
         border = request.caches.shared_borders[0] // page_tokens if member == 0 else 0
         for place in range(max(begin, first_live(state, border * page_tokens)), min(border, first + len(names))):
             cache.spare(names[place - first])
@@ -64,7 +72,7 @@ def name_windows(state: ControllerState, request: Request, member: int, first: i
 def check_windows_unnamed(state: ControllerState, request: Request) -> None:
     """As ``prefix_cache.check_unnamed``."""
     cache = state.pools[window_pool(request.kv_pool)].cache
-    for table, length in zip(request.kv.windows, request.kv.lengths, strict=False):
+    for table, length in zip(request.kv.windows.tables, request.kv.lengths, strict=False):
         first = (length + request.answer.committed - 1) // state.limits.kv_page_tokens
         for page in table[first : first + 1]:
             assert cache.key_of(page) is None, f"decode would write page {page} of windows, which has a key"
@@ -73,8 +81,9 @@ def check_windows_unnamed(state: ControllerState, request: Request) -> None:
 def check_chunk(state: ControllerState, request: Request, choice: ChunkChoice) -> None:
     """Assert that a chunk has pages, and that those which it writes have no keys."""
     page_tokens, cache = state.limits.kv_page_tokens, state.pools[window_pool(request.prefill_pool)].cache
-    pages = request.kv.windows[choice.member]
+    pages = request.prefill_windows.tables[choice.member]
     assert num_pages(choice.end, page_tokens) <= len(pages), "a chunk without pages of windows"
-    assert request.kv.window_firsts[choice.member] <= first_live(state, choice.start), "a chunk would read pages that are given back"
+    first = request.prefill_windows.firsts[choice.member]
+    assert first <= first_live(state, choice.start), "a chunk would read pages that are given back"
     for page in pages[choice.start // page_tokens : num_pages(choice.end, page_tokens)]:
         assert cache.key_of(page) is None, f"a chunk would write page {page} of windows, which has a key"

@@ -71,7 +71,7 @@ def grant_kv(state: ControllerState, request: Request, placement: Placement) -> 
     num_known, snapshots = num_known_pages(state, request), _share_snapshots(state, request, hits)
     share_hits(state, request, hits, request.prefill_pool)
     share_hits(state, request, home, request.kv_pool)
-    give_windows(state, request, wanted, hits)  # first: a new controller looks for the KV pages
+    give_windows(state, request, wanted, hits, home)  # first: a new controller looks for the KV pages
     for member, count in enumerate(wanted):
         shared = hits[member] if hits else []
         append_hits(state, request, member, shared)
@@ -152,7 +152,7 @@ def _reserve(state: ControllerState, pool: PoolName) -> int:
         return 0
     if len(state.kv_pools) == 1:
         return state.num_decode_tokens
-    return sum([len(request.kv.lengths) for request in state.decoding() if request.kv_pool == pool])
+    return sum([len(request.kv.lengths) for request in state.decoding() if pool in (request.kv_pool, window_pool(request.kv_pool))])
 
 
 def grow(state: ControllerState) -> None:
@@ -190,7 +190,7 @@ def _grow_windows(state: ControllerState) -> None:
         if request.has_kv:  # not preempted a moment ago
             advance(state, request)
             if short := num_short(state, request):
-                _take_from_later(state, request, window_pool(request.kv_pool), short)
+                _take_from_later(state, request, window_pool(request.prefill_pool), short)
 
 
 def _fill(state: ControllerState, request: Request, goal: Lengths, left_free: int = 0) -> None:

@@ -108,9 +108,13 @@ def _placement(
     if source == pool:
         needs = {pool: num_new + sum(wanted), **states, **window_needs(state, request, pool, targets, wanted, hits)}
         return Placement(pool, None, needs, hits, [], hits)
-    num_new += sum(num_pages(target, state.limits.kv_page_tokens) for target in targets)
+    at_source = tuple([num_pages(target, state.limits.kv_page_tokens) for target in targets])
+    num_new += sum(at_source)
     needs = {pool: sum(wanted) - num_saved(state, at_home, pool), source: num_new}
-    return Placement(pool, source, needs | states | _state_needs(state, request, pool, len(wanted), []), hits, at_home, hits)
+    states |= _state_needs(state, request, pool, len(wanted), [])
+    windows = window_needs(state, request, source, targets, at_source, hits)
+    windows |= window_needs(state, request, pool, targets, wanted, at_home, are_copied=True)
+    return Placement(pool, source, needs | states | windows, hits, at_home, hits)
 
 
 def _state_needs(state: ControllerState, request: Request, pool: PoolName, num_members: int, hits: Hits) -> dict[PoolName, int]:

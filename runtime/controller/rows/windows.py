@@ -12,7 +12,8 @@ from ...pools import PoolName, window_pool
 from ..caches.prefix_cache import Hits
 from ..caches.window_pages import first_live, has_windows, windows_at
 from ..scheduling.guidance import Lengths, num_pages, prefill_targets
-from ..state.effects import AppendWindowPages
+from ..state.effects import AppendSourceWindowPages, AppendWindowPages
+from ..state.parts import Windows
 from ..state.request import Request
 from ..state.state import ControllerState, membership, owner
 
@@ -20,60 +21,88 @@ _LEAST_CHUNK = 2  # pages
 
 
 def window_needs(
-    state: ControllerState, request: Request, pool: PoolName, targets: Lengths, wanted: Lengths, hits: Hits
+    state: ControllerState,
+    request: Request,
+    pool: PoolName,
+    targets: Lengths,
+    wanted: Lengths,
+    hits: Hits,
+    *,
+    are_copied: bool = False,
 ) -> dict[PoolName, int]:
     """Return the free pages that a grant takes. ``targets``: tokens to be prefilled per member; ``wanted``: KV pages; ``hits``: of
-    these, those that the cache has."""
+    these, those that the cache has. ``are_copied``: of the windows at the end of prompts that are prefilled in another pool."""
     if not has_windows(state):
         return {}
     cache, count, shared = state.pools[window_pool(pool)].cache, 0, set[int]()
     for member, most in enumerate(wanted):
         num_hits = len(hits[member]) if hits else 0
-        done = num_hits * state.limits.kv_page_tokens
-        count += max(0, _goal(state, request, member, done, targets[member], most) - num_hits)
+        done = targets[member] if are_copied else num_hits * state.limits.kv_page_tokens
+        first_new = max(num_hits, first_live(state, done))
+        count += max(0, _goal(state, request, member, done, targets[member], most) - first_new)
         if num_hits:
-            shared.update(windows_at(state, request, pool, member, num_hits))
+            shared.update(windows_at(state, request, pool, member, num_hits, done))
     return {window_pool(pool): count + sum(cache.is_idle(page) for page in shared)}
 
 
-def give_windows(state: ControllerState, request: Request, wanted: Lengths, hits: Hits) -> None:
-    """Grant a row what ``window_needs`` counts: those of the window at the end of its hits are the cache's."""
+def give_windows(state: ControllerState, request: Request, wanted: Lengths, hits: Hits, home: Hits) -> None:
+    """Grant a row what ``window_needs`` counts: those of the window at the end of its hits are the cache's. ``home``: hits where it is
+    decoded, if it is prefilled elsewhere."""
     if not has_windows(state):
         return
-    pool, page_tokens = window_pool(request.kv_pool), state.limits.kv_page_tokens
-    cache = state.pools[pool].cache
-    found = [windows_at(state, request, request.kv_pool, member, len(pages)) for member, pages in enumerate(hits)]
+    is_pooled = request.spec.generation.pooling is not None
+    targets = request.kv.lengths if is_pooled else prefill_targets(request.kv.lengths, request.answer.committed)
+    if request.record.source_pool is None:
+        _give(state, request, request.kv_pool, targets, wanted, hits)
+    else:
+        at_source = tuple([num_pages(target, state.limits.kv_page_tokens) for target in targets])
+        _give(state, request, request.prefill_pool, targets, at_source, hits)
+        _give(state, request, request.kv_pool, targets, wanted, home, are_copied=True)
+
+
+def _give(
+    state: ControllerState,
+    request: Request,
+    kv: PoolName,
+    targets: Lengths,
+    wanted: Lengths,
+    hits: Hits,
+    *,
+    are_copied: bool = False,
+) -> None:
+    pool, page_tokens, windows = window_pool(kv), state.limits.kv_page_tokens, _windows(request, kv)
+    cache, counts = state.pools[pool].cache, [len(pages) for pages in hits] or [0] * len(wanted)
+    done = list(targets) if are_copied else [count * page_tokens for count in counts]
+    found = [windows_at(state, request, kv, member, count, done[member]) if count else [] for member, count in enumerate(counts)]
     for pages in found:  # before any are allocated, which may evict idle ones
         state.pools[pool].share(owner(request), pages)
         for page in pages:
             if (key := cache.key_of(page)) is not None:
                 cache.spare(key)
-    is_pooled = request.spec.generation.pooling is not None
-    targets = request.kv.lengths if is_pooled else prefill_targets(request.kv.lengths, request.answer.committed)
     for member, most in enumerate(wanted):
-        num_hits = len(hits[member]) if hits else 0
-        first = first_live(state, num_hits * page_tokens)
-        request.kv.leave_windows(member, first)
-        _append(state, request, member, [0] * first + (found[member] if found else []))
-        goal = _goal(state, request, member, num_hits * page_tokens, targets[member], most)
-        _take(state, request, member, goal - num_hits)
+        first = first_live(state, done[member])
+        windows.leave(member, first)
+        _append(state, request, kv, member, [0] * first + found[member])
+        goal = _goal(state, request, member, done[member], targets[member], most)
+        _take(state, request, kv, member, goal - first - len(found[member]))
 
 
 def advance(state: ControllerState, request: Request, wanted: Lengths | None = None) -> None:
-    """Give back the pages that the row's windows have left, and take others for what comes next, as far as there are any. ``wanted``:
-    up to so many places per member; None: as many as it has KV pages. No plan may be filling these."""
+    """Give back the pages that the row's windows have left, and take others for what comes next, as far as there are any: where it is
+    prefilled, or decoded. ``wanted``: up to so many places per member; None: as many as it has KV pages. No plan may be filling
+    these."""
     if not has_windows(state) or not request.has_kv or request.ending or request.is_finished:
         return
-    members = range(len(request.kv.lengths))
+    members, pool = range(len(request.kv.lengths)), request.prefill_pool
     for member in members:
         _leave(state, request, member)
     for member in members:
-        done, most = num_computed(request, member), len(request.kv.tables[member])
+        done, most = num_computed(request, member), len(request.prefill_tables[member])
         most = most if wanted is None else min(most, wanted[member])
         goal = _goal(state, request, member, done, request.targets[member], most)
-        missing = min(goal - len(request.kv.windows[member]), state.pools[window_pool(request.kv_pool)].num_free)
+        missing = min(goal - len(request.prefill_windows.tables[member]), state.pools[window_pool(pool)].num_free)
         if missing > 0:
-            _take(state, request, member, missing)
+            _take(state, request, pool, member, missing)
 
 
 def num_computed(request: Request, member: int) -> int:
@@ -89,18 +118,18 @@ def num_short(state: ControllerState, request: Request) -> int:
     if not has_windows(state) or not request.has_kv:
         return 0
     page_tokens, short = state.limits.kv_page_tokens, 0
-    for member, table in enumerate(request.kv.tables[: len(request.kv.lengths)]):
+    for member, table in enumerate(request.prefill_tables[: len(request.kv.lengths)]):
         done = num_computed(request, member)
         if request.phase == Phase.DECODE or done < request.targets[member]:
             least = max([done + 1, *(last for first, last in _pictures(state, request, member, done) if first <= done)])
-            short += max(0, min(num_pages(least, page_tokens), len(table)) - len(request.kv.windows[member]))
+            short += max(0, min(num_pages(least, page_tokens), len(table)) - len(request.prefill_windows.tables[member]))
     return short
 
 
 def room(state: ControllerState, request: Request, member: int) -> int:
     """Return the tokens of a member that can be prefilled so far: those that it has pages for, up to no picture's midst."""
     done = request.kv.prefilled[member]
-    end = len(request.kv.windows[member]) * state.limits.kv_page_tokens
+    end = len(request.prefill_windows.tables[member]) * state.limits.kv_page_tokens
     for first, last in _pictures(state, request, member, done):
         if first < end < last:
             return max(first, done)
@@ -109,12 +138,15 @@ def room(state: ControllerState, request: Request, member: int) -> int:
 
 def restore_windows(state: ControllerState, request: Request) -> None:
     """In a new controller: which pages are the row's. Plans in flight are done again from where they begin."""
-    for member, pages in enumerate(request.kv.windows):
+    if request.record.source_pool is not None:
+        for member, target in enumerate(request.targets):
+            request.kv.windows.leave(member, min(len(request.kv.windows.tables[member]), first_live(state, target)))
+    for member, pages in enumerate(request.prefill_windows.tables):
         if pages:
             done = num_computed(request, member)
             chunks = [chunk for plan in request.plans.values() if plan.FILLS_KV for chunk in plan.chunks]
             starts = [c.start for c in chunks if (c.row, c.row_generation, c.member) == (*request.key_in_table, member)]
-            request.kv.leave_windows(member, min(len(pages), first_live(state, min([done, *starts]))))
+            request.prefill_windows.leave(member, min(len(pages), first_live(state, min([done, *starts]))))
 
 
 def _goal(state: ControllerState, request: Request, member: int, num_done: int, target: int, most: int) -> int:
@@ -145,25 +177,32 @@ def _pictures(state: ControllerState, request: Request, member: int, start: int)
 
 
 def _leave(state: ControllerState, request: Request, member: int) -> None:
-    pages = request.kv.leave_windows(member, first_live(state, num_computed(request, member)))
-    others = {page for other in range(len(request.kv.windows)) for page in request.kv.own_windows(other)}
+    windows = request.prefill_windows
+    pages = windows.leave(member, first_live(state, num_computed(request, member)))
+    others = {page for other in range(len(windows.tables)) for page in windows.own(other)}
     if left := [page for page in dict.fromkeys(pages) if page not in others]:
-        ledger = state.pools[window_pool(request.kv_pool)]
+        ledger = state.pools[window_pool(request.prefill_pool)]
         keys = [key for page in left if (key := ledger.cache.key_of(page)) is not None]
         ledger.leave(owner(request), [membership(request)], left)
         ledger.cache.demote([key for key in keys if not ledger.cache.is_spared(key)])
 
 
-def _take(state: ControllerState, request: Request, member: int, count: int) -> None:
-    pool = window_pool(request.kv_pool)
+def _windows(request: Request, kv: PoolName) -> Windows:
+    """Return the row's pages of windows beside a KV pool of its own."""
+    return request.kv.windows if kv == request.kv_pool else request.kv.source_windows
+
+
+def _take(state: ControllerState, request: Request, kv: PoolName, member: int, count: int) -> None:
+    pool = window_pool(kv)
     run = state.allocate(pool, request, max(0, count))
     assert run is not None, "the granter gave pages of windows that are not free"
     if request.record.member_of is not None:
         state.pools[pool].use(membership(request), run.pages)
-    _append(state, request, member, run.pages)
+    _append(state, request, kv, member, run.pages)
 
 
-def _append(state: ControllerState, request: Request, member: int, pages: Sequence[int]) -> None:
+def _append(state: ControllerState, request: Request, kv: PoolName, member: int, pages: Sequence[int]) -> None:
     if pages:
-        state.emit(AppendWindowPages(request.row, member, list(pages)))
-        request.kv.append_windows(member, pages)
+        effect = AppendWindowPages if kv == request.kv_pool else AppendSourceWindowPages
+        state.emit(effect(request.row, member, list(pages)))
+        _windows(request, kv).append(member, pages)

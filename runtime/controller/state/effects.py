@@ -85,6 +85,14 @@ class AppendWindowPages(_Effect, frozen=True):
     pages: list[int]
 
 
+class AppendSourceWindowPages(_Effect, frozen=True):
+    """Likewise, of the pool in which the row is prefilled, where that is not its own."""
+
+    row: int
+    member: int
+    pages: list[int]
+
+
 class ClearSource(_Effect, frozen=True):
     """The row no longer holds pages of another pool than its own."""
 
@@ -166,6 +174,7 @@ Effect = (
     | AppendPages
     | AppendSourcePages
     | AppendWindowPages
+    | AppendSourceWindowPages
     | ClearSource
     | ClearPages
     | SetStatePages

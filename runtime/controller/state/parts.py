@@ -29,6 +29,28 @@ def _none() -> list[int]:
 
 
 @dataclass(slots=True, eq=False)
+class Windows:
+    """A row's pages of layers with a window, per member, in one pool. ``firsts``: places in the tables of the first pages that are the
+    row's: others are before."""
+
+    tables: Tables = field(default_factory=_no_pages)
+    firsts: list[int] = field(default_factory=_none)
+
+    def append(self, member: int, pages: Sequence[int]) -> None:
+        self.tables[member].extend(pages)
+
+    def own(self, member: int) -> list[int]:
+        """Return a member's pages."""
+        return self.tables[member][self.firsts[member] :]
+
+    def leave(self, member: int, first: int) -> list[int]:
+        """The windows of all tokens to come begin at the page in this place or later. Returns the pages that nobody reads any more."""
+        pages = self.tables[member][self.firsts[member] : first]
+        self.firsts[member] = max(first, self.firsts[member])
+        return pages
+
+
+@dataclass(slots=True, eq=False)
 class Kv:
     """A row's KV pages and the tokens in them, per member: a copy of the row's words, which are written with it. Of a model with
     recurrent states also their pages: which of two has the state of the prefilled tokens' last border."""
@@ -41,8 +63,8 @@ class Kv:
     states: tuple[StatePages, StatePages] = NO_STATES
     source_states: tuple[StatePages, StatePages] = NO_STATES  # likewise
     slots: list[int] = field(default_factory=_none)  # where the state of their prefilled tokens is: see ``SequenceTable.prefilled``
-    windows: Tables = field(default_factory=_no_pages)  # of layers with a window, where they have pages of their own
-    window_firsts: list[int] = field(default_factory=_none)  # places in these of the first pages that are the row's: others are before
+    windows: Windows = field(default_factory=Windows)  # of layers with a window, where they have pages of their own
+    source_windows: Windows = field(default_factory=Windows)  # likewise
 
     def restore(
         self,
@@ -53,21 +75,23 @@ class Kv:
         source_states: tuple[StatePages, StatePages],
         slots: Sequence[int],
         windows: Tables,
+        source_windows: Tables,
     ) -> None:
         """Take the words of a row from memory."""
         assert self.is_empty
-        self.windows = windows
+        self.windows, self.source_windows = Windows(windows), Windows(source_windows)
         self.tables, self.source_tables, self.prefilled = tables, source_tables, list(prefilled)
         self.states, self.source_states, self.slots = states, source_states, list(slots)
 
     @property
     def is_empty(self) -> bool:
-        return not (any(self.tables) or any(self.windows) or any(self.prefilled) or self.states != NO_STATES or self.has_source)
+        is_free = not (any(self.tables) or any(self.windows.tables) or any(self.prefilled) or self.states != NO_STATES)
+        return is_free and not self.has_source
 
     @property
     def has_source(self) -> bool:
         """True if it has pages of another pool than its own."""
-        return any(self.source_tables) or self.source_states != NO_STATES
+        return any(self.source_tables) or any(self.source_windows.tables) or self.source_states != NO_STATES
 
     @property
     def prefill_states(self) -> tuple[StatePages, StatePages]:
@@ -92,22 +116,9 @@ class Kv:
     def append_source(self, member: int, pages: Sequence[int]) -> None:
         self.source_tables[member].extend(pages)
 
-    def append_windows(self, member: int, pages: Sequence[int]) -> None:
-        self.windows[member].extend(pages)
-
-    def own_windows(self, member: int) -> list[int]:
-        """Return a member's pages of layers with a window."""
-        return self.windows[member][self.window_firsts[member] :]
-
-    def leave_windows(self, member: int, first: int) -> list[int]:
-        """The windows of all tokens to come begin at the page in this place or later. Returns the pages that nobody reads any more."""
-        pages = self.windows[member][self.window_firsts[member] : first]
-        self.window_firsts[member] = max(first, self.window_firsts[member])
-        return pages
-
     def reach(self, member: int) -> int:
         """Return the pages up to which a member has what decode writes."""
-        table, windows = self.tables[member], self.windows[member]
+        table, windows = self.tables[member], self.windows.tables[member]
         return min(len(table), len(windows)) if windows else len(table)
 
     def take_states(self, member: int, pages: StatePages) -> None:
@@ -157,12 +168,13 @@ class Kv:
         """All pages are copied: the row has those of its own pool alone."""
         assert self.has_source
         self.source_tables, self.source_states, self.copied = _no_pages(), NO_STATES, _none()
+        self.source_windows = Windows()
 
     def clear(self) -> None:
         """All pages are given back."""
         self.tables, self.source_tables, self.prefilled, self.copied = _no_pages(), _no_pages(), _none(), _none()
         self.states, self.source_states, self.slots = NO_STATES, NO_STATES, _none()
-        self.windows, self.window_firsts = _no_pages(), _none()
+        self.windows, self.source_windows = Windows(), Windows()
 
 
 @dataclass(slots=True, eq=False)

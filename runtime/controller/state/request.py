@@ -16,7 +16,7 @@ from ..scheduling.guidance import Lengths, is_prefilled, prefill_targets
 from ..scheduling.types import Rank, SegmentStage
 from .derived import Derived, Left
 from .known_media import MediaKey
-from .parts import Answer, Caches, Kv, Media, Ownership, Tables
+from .parts import Answer, Caches, Kv, Media, Ownership, Tables, Windows
 from .row_record import RowRecord, SegmentRecord
 from .state_pages import NO_STATES
 
@@ -206,6 +206,11 @@ class Request:
         """The pages in which its prompt is prefilled, per member."""
         return self.kv.tables if self.record.source_pool is None else self.kv.source_tables
 
+    @property
+    def prefill_windows(self) -> Windows:
+        """Of layers with a window, likewise."""
+        return self.kv.windows if self.record.source_pool is None else self.kv.source_windows
+
     def granted_pages(self) -> Iterator[tuple[PoolName, list[int]]]:
         """Yield its KV pages, of both pools, those of windows, and those of recurrent states, also of snapshots that a plan in flight
         makes."""
@@ -218,9 +223,10 @@ class Request:
             if pool is not None and states != NO_STATES:
                 yield state_pool(pool), self.kv.bases(states)
                 yield log_pool(pool), [member.log for member in states if member.log >= 0]
-        for member in range(len(self.kv.windows)):
-            if pages := self.kv.own_windows(member):
-                yield window_pool(self.record.kv_pool), pages
+        for pool, windows in ((self.record.kv_pool, self.kv.windows), (self.record.source_pool, self.kv.source_windows)):
+            for member in range(len(windows.tables)):
+                if pool is not None and (pages := windows.own(member)):
+                    yield window_pool(pool), pages
         for plan in self.plans.values():
             if snapshots := plan.snapshots(self.key_in_table):
                 yield state_pool(self.prefill_pool), [page for _, _, page in snapshots]

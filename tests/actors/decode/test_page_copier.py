@@ -10,6 +10,7 @@ import pytest
 
 from mmrt.actors.decode import page_copier
 from mmrt.actors.decode.page_copier import PageCopier
+from mmrt.models.architecture import KvPart
 from mmrt.runtime.bus.copy_plans import Transfer, TransferChunk
 from mmrt.runtime.bus.messages import ItemError, PlanDone, Run, Skipped, Transferred
 from mmrt.runtime.bus.wire import encode
@@ -43,7 +44,7 @@ class Place:
         self.sent: list[PlanDone] = []
         self.copier = self.process()
 
-    def process(self, generation: int = 1, layers: Sequence[tuple[int, slice]] = ()) -> PageCopier:
+    def process(self, generation: int = 1, layers: Sequence[KvPart] = ()) -> PageCopier:
         """A new generation of decode."""
         flight = self.recorder.writer(generation)
         actor: Any = SimpleNamespace(run=self.run, name="decode", generation=generation, flight=flight, send=self.sent.append)
@@ -167,7 +168,11 @@ def test_a_plan_that_is_obsolete_or_not_wanted_is_not_done(place: Place) -> None
 # -------------------------------------------------------------------------------------------------- behind a prefill
 
 PREFILL, SLOT = (3 << 32) + 70, 2
-LAYERS = [(0, slice(0, 16)), (1, slice(32, 48)), (3, slice(16, 32))]  # of two groups; layer 2 has no K and V of its own
+LAYERS = [
+    KvPart(0, slice(0, 16)),
+    KvPart(1, slice(32, 48)),
+    KvPart(3, slice(16, 32)),
+]  # of two groups; layer 2 has no K and V of its own
 
 
 class Follow:

@@ -161,7 +161,7 @@ class World:
         self.random = rng
         self.now = 1000.0
         self.crowded = crowded
-        layout = rng.choice(layouts or ([one for one in LAYOUTS if not devices_of(one)] if has_windows or has_breaks else LAYOUTS))
+        layout = rng.choice(layouts or ([one for one in LAYOUTS if not devices_of(one)] if has_breaks else LAYOUTS))
         devices = devices_of(layout)
         self.limits = Limits(
             policy="overlap" if has_breaks else policy,  # without turns, so prefill has several plans more often
@@ -958,6 +958,8 @@ class World:
                 writes.append((kv, page, int(self.pools[kv].generations[page]), position % 4, values[position]))
             if self.states is not None and end == chunk.end:
                 writes += self.states.transfer(chunk, plan.source, kv, values, len(tokens) - 1)
+            if self.windows is not None:
+                writes += self.windows.transfer(chunk, plan.source, kv, values[: len(tokens)], start, end)
         return writes
 
     def finish_writes(self, step: tuple, share: float) -> m.Result:

@@ -23,7 +23,8 @@ def remains(driver: Driver) -> RunSnapshot:
     rows = [
         RowSnapshot(
             r.row, r.row_generation, r.phase, r.kv.tables, (r.kv.prefilled[0], r.kv.prefilled[1]), r.answer.committed,
-            r.answer.end_code, encode_record(r.record), r.answer.ids, r.ownership.decode, r.kv.source_tables, windows=r.kv.windows,
+            r.answer.end_code, encode_record(r.record), r.answer.ids, r.ownership.decode, r.kv.source_tables,
+            windows=r.kv.windows.tables, source_windows=r.kv.source_windows.tables,
         )
         for r in state.rows
         if r is not None

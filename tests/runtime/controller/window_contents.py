@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mmrt.runtime.bus import plans as p
+from mmrt.runtime.bus.copy_plans import TransferChunk
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.pools import window_pool
 from mmrt.shm.pool import PagePool
@@ -24,16 +25,35 @@ class WindowContents:
         self._table, self._pools, self._content, self._limits = table, pools, content, limits
 
     def chunk(self, chunk: p.PrefillChunk, kv: str, values: Sequence[int]) -> list[tuple[Any, ...]]:
-        return self._entries(chunk.row, chunk.member, kv, values, chunk.start, chunk.end)
+        pages = self._table.prefill_window_pages(chunk.row, chunk.member).tolist()
+        return self._entries(pages, kv, values, chunk.start, chunk.end)
 
     def token(self, row: int, member: int, kv: str, values: Sequence[int]) -> list[tuple[Any, ...]] | None:
         """Of the last of these; None while there is no page for it."""
-        if len(self._table.window_pages(row, member)) * PAGE_TOKENS < len(values):
+        pages = self._table.window_pages(row, member).tolist()
+        if len(pages) * PAGE_TOKENS < len(values):
             return None
-        return self._entries(row, member, kv, values, len(values) - 1, len(values))
+        return self._entries(pages, kv, values, len(values) - 1, len(values))
 
-    def _entries(self, row: int, member: int, kv: str, values: Sequence[int], start: int, end: int) -> list[tuple[Any, ...]]:
-        pool, pages = window_pool(kv), self._table.window_pages(row, member).tolist()
+    def transfer(
+        self, chunk: TransferChunk, source: str, kv: str, values: Sequence[int], start: int, end: int
+    ) -> list[tuple[Any, ...]]:
+        """Of the tokens [start, end) those that the window of the first token of decode reaches, in whole pages, are copied."""
+        assert chunk.windows == max(0, len(values) - self._limits.window_tokens) // PAGE_TOKENS
+        theirs = self._table.source_window_pages(chunk.row, chunk.member).tolist()
+        ours = self._table.window_pages(chunk.row, chunk.member).tolist()
+        entries: list[tuple[Any, ...]] = []
+        for at in range(max(start, chunk.windows * PAGE_TOKENS), end):
+            page, target = theirs[at // PAGE_TOKENS], ours[at // PAGE_TOKENS]
+            found = self._content[window_pool(source)][page].get(at % PAGE_TOKENS)
+            assert found == values[at], f"a window holds {found} where {values[at]} should be, and is copied"
+            entries.append((window_pool(source), page, int(self._pools[window_pool(source)].generations[page]), READ, 0))
+            generation = int(self._pools[window_pool(kv)].generations[target])
+            entries.append((window_pool(kv), target, generation, at % PAGE_TOKENS, values[at]))
+        return entries
+
+    def _entries(self, pages: Sequence[int], kv: str, values: Sequence[int], start: int, end: int) -> list[tuple[Any, ...]]:
+        pool = window_pool(kv)
         generations, first = self._pools[pool].generations, max(0, start + 1 - self._limits.window_tokens)
         for at in range(first, start):
             found = self._content[pool][pages[at // PAGE_TOKENS]].get(at % PAGE_TOKENS)

@@ -179,7 +179,10 @@ def test_layers_with_a_window_have_pages_of_their_own() -> None:
     assert found["kv"][0] > 1.8 * whole["kv"][0] and found["window"][0] > 0.9 * whole["kv"][0]
     taken = [sum(tokens // 16 * page for tokens, page in each.values()) for each in (found, whole)]
     assert abs(taken[0] - taken[1]) < 16 * 880 << 10, "of the same memory"
-    assert set(pools('[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n')) == {"kv", "kv.1"}
+    devices = '[[devices]]\nname = "a"\n[[devices]]\nname = "b"\n'
+    both, packed = pools(devices), pools(f'{devices}[memory]\nkv_transfer_dtype = "int8"\n')
+    assert both.keys() == {"kv", "window", "kv.1", "window.1"} and both["kv.1"] == both["kv"] and both["window.1"] == both["window"]
+    assert set(packed) == {"kv", "kv.1"}, "whole pages are packed"
     assert set(pools(facts=msgspec.structs.replace(WINDOWED, max_context=3000))) == {"kv"}, "a row would have as many"
 
 

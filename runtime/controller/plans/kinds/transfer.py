@@ -8,7 +8,8 @@ the word of that one (``shm.layer_progress``). So a row can be copied before it 
 of a decode at a time waits for prefill: those that wait take no room from those that do not. In a pipeline the plan of the last rank is
 followed: the layers of the ranks before it are stored when it begins, and copied first.
 
-Leading pages that the cache of the row's own pool has are shared at the grant, and not copied.
+Leading pages that the cache of the row's own pool has are shared at the grant, and not copied. Of layers with a window the pages at
+the end of the prompt alone are copied: prefill keeps them until the row leaves its source.
 
 Nothing of the progress is stored. A new decode actor does its predecessor's plan again; a new controller begins with the first page
 that is not shared again. The source's pages stay until all have been copied; after that its cache has those with keys.
@@ -20,6 +21,7 @@ from ....bus.copy_plans import Transfer, TransferChunk
 from ....bus.messages import Result, Transferred
 from ....bus.plans import Plan, Prefill
 from ...caches.prefix_cache import name_pages
+from ...caches.window_pages import first_live, has_windows
 from ...state.effects import ClearSource
 from ...state.request import Request
 from ...state.state import BY_RANK, ControllerState, owner
@@ -53,7 +55,9 @@ def _transfer(state: ControllerState, request: Request, may_wait: bool) -> Trans
         end = min(end, start + PAGES_AT_ONCE * page_tokens)
         if start < end:
             states = _states(request, member, end)
-            chunks.append(TransferChunk(*request.key_in_table, member, start, end, *states, filled=min(end, max(start, filled))))
+            filled = min(end, max(start, filled))
+            windows = first_live(state, target) if has_windows(state) else -1
+            chunks.append(TransferChunk(*request.key_in_table, member, start, end, *states, filled, windows))
             is_behind |= filled < end
     assert request.record.source_pool is not None
     behind = next((number, state.plans[number].slot) for number, one in request.plans.items() if one is plan) if is_behind else None
