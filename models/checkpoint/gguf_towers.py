@@ -18,6 +18,7 @@ _OF_DEEPSTACK = {"norm": "ln_q", "fc1": "mlp.0", "fc2": "mlp.2"}
 _BOUNDS = ("input_min", "input_max", "output_min", "output_max")  # of a product, beside its matrix
 _PRODUCT = ".linear"
 _INTERN_EMBEDDINGS = "vision_tower.embeddings."
+_CLIP_EMBEDDINGS = "vision_tower.vision_model.embeddings."
 
 
 class TowerNames(NamedTuple):
@@ -232,6 +233,20 @@ _GLM = TowerNames(
         **{f"mm.{part}.weight": f"visual.merger.{part}_proj.weight" for part in ("gate", "up", "down")},
     },
 )
+_CLIP = _siglip(
+    "vision_tower.vision_model.",
+    {
+        "v.class_embd": f"{_CLIP_EMBEDDINGS}class_embedding",
+        **_with_ends(
+            {
+                "v.pre_ln": "vision_tower.vision_model.pre_layrnorm",
+                "mm.0": "multi_modal_projector.linear_1",
+                "mm.2": "multi_modal_projector.linear_2",
+            }
+        ),
+        "model.image_newline": "image_newline",
+    },
+)
 _KINDS = {  # by ``clip.projector_type``; others are Qwen's
     "gemma3": (_GEMMA3,),
     "idefics3": (_IDEFICS3,),
@@ -241,6 +256,7 @@ _KINDS = {  # by ``clip.projector_type``; others are Qwen's
     "lightonocr": (_PIXTRAL,),
     "internvl": (_INTERNVL,),
     "glm4v": (_GLM,),
+    "mlp": (_CLIP,),
 }
 QWEN: Sequence[TowerNames] = (_QWEN, _QWEN_SOUND)
 

@@ -40,9 +40,10 @@ class Architecture(NamedTuple):
 
 
 OMNI = "qwen2_5_omni_thinker"  # which hears as well
-_PIXTRAL, _LIGHTON, _INTERNVL = {"pixtral": "mistral3"}, {"lightonocr": "lighton_ocr"}, {"internvl": "internvl"}
+_PIXTRAL, _LIGHTON = {"pixtral": "mistral3"}, {"lightonocr": "lighton_ocr"}
+_INTERNVL, _CLIP = {"internvl": "internvl"}, {"mlp": "llava"}
 ARCHITECTURES = {
-    "llama": Architecture("llama", permuted=True, towers={"idefics3": "smolvlm", **_PIXTRAL, **_INTERNVL}),
+    "llama": Architecture("llama", permuted=True, towers={"idefics3": "smolvlm", **_PIXTRAL, **_INTERNVL, **_CLIP}),
     "qwen2": Architecture("qwen2", towers={**_INTERNVL, **_LIGHTON}),
     "qwen3": Architecture("qwen3", towers={**_INTERNVL, **_LIGHTON}),
     "qwen3moe": Architecture("qwen3_moe", has_experts=True, towers=_INTERNVL),

@@ -13,7 +13,7 @@ from ..checkpoint.files import best_tower
 from ..checkpoint.gguf_towers import deepstack_blocks, has_swapped_names
 from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
-from . import gemma4, glm, internvl, pixtral
+from . import gemma4, glm, internvl, llava, pixtral
 from .contents import Contents, Fields
 from .fields import OMNI, TOWER, architecture_of
 from .siglip import gemma3_fields, smolvlm_fields, with_picture_tokens
@@ -28,6 +28,7 @@ _OWN = {  # of families whose towers are not Qwen's
     "lighton_ocr": pixtral.lighton_fields,
     "internvl": internvl.tower_fields,
     "glm4v": glm.tower_fields,
+    "llava": llava.tower_fields,
 }
 _TOKENS = {
     "gemma3": with_picture_tokens,
@@ -35,6 +36,7 @@ _TOKENS = {
     "mistral3": pixtral.with_line_tokens,
     "internvl": internvl.with_tile_tokens,
     "glm4v": glm.with_media_tokens,
+    "llava": llava.with_placeholder,
 }
 _EPSILON = 1e-6  # of the towers' norms
 _MERGED = "mm.2.weight"  # the last matrix: its rows are the decoder's width

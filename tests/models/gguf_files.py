@@ -16,13 +16,21 @@ from mmrt.tests.models import gguf_decoders
 ARCHITECTURES = {
     **{"qwen3_moe": "qwen3moe", "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl"},
     **{"qwen3_vl": "qwen3vl", "qwen3_vl_moe": "qwen3vlmoe"},
-    **{"gemma3_text": "gemma3", "smolvlm": "llama", "olmo3": "olmo2", "llava": "llama", "internvl": "qwen2", "lighton_ocr": "qwen3"},
+    **{
+        "gemma3_text": "gemma3",
+        "smolvlm": "llama",
+        "olmo3": "olmo2",
+        "llava": "llama",
+        "llava_next": "llama",
+        "internvl": "qwen2",
+        "lighton_ocr": "qwen3",
+    },
     **dict.fromkeys(("glm4v", "glm46v", "glm_ocr"), "glm4"),
     **{"qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen2_5_omni_thinker": "qwen2vl"},
 }
 TOWERS = (
     *("visual.", "audio_tower.", "vision_tower.", "multi_modal_projector.", "model.vision_model.", "model.connector."),
-    *("embed_vision.", "embed_audio.", "vision_encoder.", "vision_projection."),
+    *("embed_vision.", "embed_audio.", "vision_encoder.", "vision_projection.", "image_newline"),
 )
 OTHERS = ("gemma3", "glm4", "phi3", "smollm3", "granite", "olmo2", "ernie4_5", "seed_oss", "mistral3", "gemma4")
 TURNED = ("llama", "smollm3", "granite", "mistral3")

@@ -2,6 +2,7 @@
 ``gguf_files`` has Qwen's."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import gguf
 import torch
 from safetensors.torch import load_file
 
+from mmrt.models.checkpoint.gguf_towers import swapped
 from mmrt.tests.models.gguf_files import TOWERS, finish, turned
 
 BLOCKS = 8  # of the map of names, which numbers parts of a projector by them too
@@ -69,6 +71,17 @@ def glm(root: Fields, image: Fields) -> Fields:
     return {"clip.use_silu": True, "clip.vision.attention.layer_norm_epsilon": root["vision_config"]["rms_norm_eps"]}
 
 
+def clip(root: Fields, image: Fields) -> Fields:
+    """As the converter of 2024 has written it: without the layers behind the one that is seen."""
+    seen = root["vision_config"]["num_hidden_layers"] + 1 + root["vision_feature_layer"]
+    fields: Fields = {"clip.use_gelu": False, "clip.vision.block_count": seen, "clip.vision.attention.layer_norm_epsilon": 1e-5}
+    if "image_grid_pinpoints" in root:
+        fields["clip.vision.image_grid_pinpoints"] = [side for pair in root["image_grid_pinpoints"] for side in pair]
+    return fields
+
+
+CLIP = {"multi_modal_projector.linear_1": "visual.merger.mlp.0", "multi_modal_projector.linear_2": "visual.merger.mlp.2"}
+CLIP |= {"vision_tower.": "vision_tower.vision_model."}
 GEMMA4 = {"model.vision_tower.encoder.": "vision_model.model.", "model.audio_tower.": "conformer.", ".linear.": "."}
 INTERN = {
     "vision_tower.": "model.vision_tower.",
@@ -83,6 +96,7 @@ KINDS = {
     "gemma4": Kind("gemma4v", GEMMA4, gemma4),
     "mistral3": Kind("pixtral", {}, pixtral),
     "llava": Kind("pixtral", {}, pixtral),
+    "llava_next": Kind("mlp", CLIP, clip),
     "lighton_ocr": Kind("lightonocr", LIGHTON, pixtral),
     "internvl": Kind("internvl", INTERN, internvl),
     "glm4v": Kind("glm4v", {"model.visual.": "visual."}, glm),
@@ -96,6 +110,8 @@ def write_mmproj(checkpoint: Path, file: Path, kind: str = "F32", changes: Field
     """``kind``: of matrices. ``changes``: of metadata; None leaves a key out."""
     root = json.loads((checkpoint / "config.json").read_text())
     vision, own = root["vision_config"], KINDS[root["model_type"]]
+    if vision.get("model_type") == "clip_vision_model":
+        own = KINDS["llava_next"]
     image = checkpoint / "preprocessor_config.json"
     processor = json.loads((image if image.exists() else checkpoint / "processor_config.json").read_text())
     processor = processor.get("image_processor", processor)
@@ -124,7 +140,7 @@ def write_mmproj(checkpoint: Path, file: Path, kind: str = "F32", changes: Field
         if value is not None:
             element = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
             writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value), element)
-    for name, value in _tensors(checkpoint, own, fields["clip.vision.attention.head_count"]):
+    for name, value in _tensors(checkpoint, own, fields["clip.vision.attention.head_count"], fields["clip.vision.block_count"]):
         fits = kind in ("F32", "F16") or value.shape[-1] % 32 == 0
         number = gguf.GGMLQuantizationType["F32" if value.dim() < 2 or "embd" in name else kind if fits else "F16"]
         data = value.contiguous().numpy()
@@ -133,22 +149,33 @@ def write_mmproj(checkpoint: Path, file: Path, kind: str = "F32", changes: Field
     return file
 
 
-def _tensors(checkpoint: Path, kind: Kind, heads: int) -> list[tuple[str, torch.Tensor]]:
+def _tensors(checkpoint: Path, kind: Kind, heads: int, depth: int) -> list[tuple[str, torch.Tensor]]:
     """By the package's names, with the values that the converter writes."""
+    is_clip = kind.fields is clip
     names, found = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, BLOCKS), list[tuple[str, torch.Tensor]]()
     for name, value in load_file(checkpoint / "model.safetensors").items():
-        if not any(part in name for part in TOWERS):
+        if is_clip and "image_newline" in name:
+            found.append(("model.image_newline", value.float()))
+            continue
+        if not any(part in name for part in TOWERS) or (is_clip and _is_behind(name, depth)):
             continue
         known, changed = name, _value(name, value.float(), kind, heads)
         for theirs, ours in kind.names.items():
             known = known.replace(theirs, ours)
         own = names.get_name(f"{known}.weight" if known.endswith(ALONE) else known, ENDS) or names.get_name(known)
         assert own is not None, name
+        own = swapped(own) if is_clip else own
         if changed.dim() == 5:
             found += [(own, changed[:, :, 0]), (f"{own}.1", changed[:, :, 1])]
         else:
             found.append((own, changed))
     return found
+
+
+def _is_behind(name: str, depth: int) -> bool:
+    """Whether a tensor is behind what CLIP's file has."""
+    layer = re.search(r"encoder\.layers\.(\d+)\.", name)
+    return "post_layernorm" in name or (layer is not None and int(layer[1]) >= depth)
 
 
 def _value(name: str, value: torch.Tensor, kind: Kind, heads: int) -> torch.Tensor:

@@ -233,6 +233,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def test_gemma_4s_kind_has_merges_in_place_of_scores() -> None:
+    """The same ids as where scores say the same; texts begin with <bos>, and get no space in front."""
+    plain_tokens = {token for token, kind in zip(TOKENS, KINDS, strict=True) if kind == 1}
+    order = sorted(plain_tokens, key=lambda token: -SCORES[TOKENS.index(token)])
+    pairs = [(token[:end], token[end:]) for token in order for end in range(1, len(token))]
+    merges = [f"{first} {second}" for first, second in pairs if {first, second} <= plain_tokens]
+    metadata = METADATA | {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.scores": None, "tokenizer.ggml.merges": merges}
+    found = tokenizers.Tokenizer.from_str(make_tokenizer(metadata, "m.gguf")[0])
+    for text in filter(plain, [*CORPUS, *TEXTS]):
+        assert found.encode(text, add_special_tokens=False).ids == as_defined(text, has_prefix=False), text
+    assert found.encode("a").ids == [1, *as_defined("a", has_prefix=False)]
+    with pytest.raises(CheckpointError, match="tokenizer.ggml.merges do not fit the tokens"):
+        make_tokenizer(metadata | {"tokenizer.ggml.merges": ["no such"]}, "m.gguf")
+
+
 @pytest.mark.parametrize("fault", REFUSED)
 def test_what_cannot_be_is_named(fault: str) -> None:
     changes, message = REFUSED[fault]

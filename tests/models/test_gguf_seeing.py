@@ -35,6 +35,8 @@ ALONE = {  # the family of each without its tower
     "pixtral": "llama",
     "lighton_ocr": "qwen3",
     "internvl": "qwen2",
+    "llava": "llama",
+    "llava_next": "llama",
     "gemma4 with experts": "gemma4",
     "ministral3": "mistral",
     "glm4v": "glm4",
@@ -215,6 +217,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "clip.use_gelu is false, and the activation silu, expected gelu",
     ),
     "Pixtral with another norm": ("mistral3", {"clip.vision.attention.layer_norm_epsilon": 1e-6}, "is 1e-06, expected 1e-05"),
+    "LLaVA that sees another layer": ("llava", {"clip.vision.feature_layer": [1, 3]}, r"feature_layer is \[1, 3\], expected that of"),
+    "LLaVA with GELU": ("llava", {"clip.use_gelu": True}, "use_quick_gelu is false, and the activation gelu"),
     "fewer blocks of GLM": ("glm4v", {"clip.vision.block_count": 2}, r"'visual.blocks.2\..* is none of this model's"),
 }
 
@@ -229,7 +233,8 @@ def test_towers_that_cannot_be(folders: Folders, tmp_path: Path, fault: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("family", "token"), [("gemma4", "<|image>"), ("mistral3", "[IMG_BREAK]"), ("internvl", "<img>"), ("smolvlm", "<image>")]
+    ("family", "token"),
+    [("gemma4", "<|image>"), ("mistral3", "[IMG_BREAK]"), ("internvl", "<img>"), ("llava", "<image>"), ("smolvlm", "<image>")],
 )
 def test_a_vocabulary_without_a_token_at_pictures(folders: Folders, tmp_path: Path, family: str, token: str) -> None:
     file = renamed(folders(family) / "model.gguf", tmp_path / "model.gguf", {token: "no"})
