@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from mmrt.tests.end_to_end.conftest import Server, copy_package
-from mmrt.tests.end_to_end.test_devices import LAYER_S, LETTERS, LONG_PROMPT, slow_down, slow_layers, transferred, wait_for_some_layers
+from mmrt.tests.end_to_end.test_devices import (
+    LAYER_S,
+    LETTERS,
+    LONG_PROMPT,
+    PAGE_S,
+    slow_down,
+    slow_layers,
+    transferred,
+    wait_for_some_layers,
+)
 from mmrt.tests.end_to_end.test_media import image_part, picture, text
 from mmrt.tests.end_to_end.test_outages import TIMEOUT_S, Asking
 from mmrt.tests.end_to_end.test_restart import processes
@@ -87,6 +96,19 @@ def test_stages_of_two_devices_work_at_once_on_the_pages_of_one(pipeline: Server
 def test_a_stage_stays_on_its_device(pipeline: Server) -> None:
     done = pipeline.mmrt("layout", "set", "E@left+2P@left+D@right")
     assert done.returncode == 1 and "prefill.1 is on device left, now it is on right: that needs another start" in done.stderr
+
+
+def test_what_a_slow_link_would_bring_is_computed(
+    launch: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory, pipeline: Server, server: Server
+) -> None:
+    """KT2: by the time that a token takes in all stages, as the last one tells it."""
+    source = slow_down(copy_package(tmp_path_factory.mktemp("slow")), 20 * PAGE_S)
+    run = launch(settings=SETTINGS.format("E@left+P@left+P@right+D@right", 128), source=source)
+    before = transferred(pipeline)
+    for one in (pipeline, run):
+        assert one.chat(LONG_PROMPT, extra_body={"cache_salt": "of a slow link"})[1] == server.chat(LONG_PROMPT)[1]
+        one.wait_until_empty()
+    assert 0 < transferred(run) < (transferred(pipeline) - before) / 2
 
 
 @pytest.fixture(scope="module")
