@@ -93,3 +93,19 @@ def test_a_short_gap_is_read() -> None:
         assert len([*cursor.packets(group)]) <= group.last + 1 - group.first
         cursor.forget(group)
     assert cursor._sought == 0
+
+
+def test_a_cursor_keeps_nothing_of_groups_that_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And closes the file with the last one."""
+    closed = []
+    monkeypatch.setattr(PacketReader, "close", lambda reader: closed.append(reader))
+    bitstream = bitstream_of(encode_video(num_frames=48, options={"preset": "ultrafast"}))
+    assert bitstream.info.index is not None
+    first, *others = plan_groups(bitstream.info.index, [0, 20, 47])
+    cursor = PacketCursor(bitstream, bitstream.info.index, [first, *others])
+    assert others and [*cursor.packets(others[-1])]
+    cursor.forget(first)
+    assert not cursor.holds(first) and [*cursor.packets(first)] == [] and not closed
+    for group in others:
+        cursor.forget(group)
+    assert len(closed) == 1
