@@ -226,6 +226,7 @@ def test_videos_whose_frames_are_cut_are_not_taken(checkpoints: Callable[[str], 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "more tokens": ("config.json", {"downsample_mode": "4x"}, "downsample_mode is '4x', expected '16x'"),
     "more tokens of the processor": ("preprocessor_config.json", {"downsample_mode": "4x"}, "downsample_mode is '4x', expected '16x'"),
+    "tokens of another size": ("config.json", {"merge_kernel_size": [4, 4]}, r"merge_kernel_size is \[4, 4\], expected \[2, 2\]"),
     "rounds": ("config.json", {"merger_times": 2}, "merger_times is 2, expected 1"),
     "layer": ("config.json", {"insert_layer_id": 4}, "insert_layer_id is 4, expected an integer from 0 to 3"),
     "windows": ("config.json", {"vision_config": {"window_kernel_size": [4, 4]}}, r"window_kernel_size is \[4, 4\], expected \[2, 2\]"),
