@@ -91,12 +91,18 @@ def test_the_parts_have_names(family: str, decoder: str | None, tower: str | Non
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [("qwen2_5_omni", "Qwen2_5OmniModel"), ("qwen3_omni_moe", "Qwen3OmniMoeForConditionalGeneration"), ("qwen3_asr", None)],
+    [("qwen2_5_omni", "Qwen2_5OmniModel"), ("qwen3_omni_moe", "Qwen3OmniMoeForConditionalGeneration")],
 )
-def test_a_thinker_is_within_a_model(family: str, name: str | None) -> None:
+def test_a_thinker_is_within_a_model(family: str, name: str) -> None:
     config = made_config(family)
     found = converter_config(config)
-    assert found["thinker_config"] == config and found["architectures"] == ([name] if name else config["architectures"])
+    assert found["thinker_config"] == config and found["architectures"] == [name]
+
+
+def test_an_ear_has_axes_of_positions() -> None:
+    config = made_config("qwen3_asr")
+    text = converter_config(config)["thinker_config"]["text_config"]
+    assert sum(text["rope_parameters"].pop("mrope_section")) == text["head_dim"] // 2 and text == config["text_config"]
 
 
 def test_tensors_have_published_names() -> None:

@@ -14,7 +14,7 @@ from mmrt_lab.peers.shapes import SHAPES, recipe_of, text_of
 
 REFUSES = 'import sys\nprint("ERROR:hf-to-gguf:Model X is not supported", file=sys.stderr)\nsys.exit(1)\n'
 WRITES = 'import sys\nopen(sys.argv[sys.argv.index("--outfile") + 1], "w").write("a file")\n'
-ENDS = "#!/bin/sh\necho error: no such tensor\nexit 3\n"
+ENDS = '#!/bin/sh\necho "error: no such tensor in $2"\nexit 3\n'
 SERVES = f"""#!/bin/sh
 while [ $# -gt 0 ]; do
     case $1 in -m) file=$2 ;; --port) port=$2 ;; esac
@@ -71,7 +71,9 @@ def test_a_family_that_is_not_converted_has_the_reason(tmp_path: Path, capsys: p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("server", "reason"), [(ENDS, "llama-server ended with status 3: error: no such tensor"), (SERVES, "")])
+@pytest.mark.parametrize(
+    ("server", "reason"), [(ENDS, "llama-server ended with status 3: error: no such tensor in model.gguf"), (SERVES, "")]
+)
 def test_both_sides_are_measured(tmp_path: Path, server: str, reason: str) -> None:
     arguments = [str(llama_cpp(tmp_path / "source", WRITES, server)), str(tmp_path / "rows"), "minicpmv4_7"]
     assert main([*arguments, "--prepare"]) == 0

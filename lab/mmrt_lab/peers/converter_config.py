@@ -32,12 +32,20 @@ def converter_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if model_type == "qwen3_omni_moe_thinker":
         found |= {"model_type": "qwen3_omni_moe", "architectures": ["Qwen3OmniMoeForConditionalGeneration"], "thinker_config": config}
     if model_type == "qwen3_asr":
-        found["thinker_config"] = config
+        text = config["text_config"]
+        rope = {**text["rope_parameters"], "mrope_section": _sections(text["head_dim"])}
+        found["thinker_config"] = {**config, "text_config": {**text, "rope_parameters": rope}}
     if model_type == "gemma4_unified":
         found["text_config"] = {"moe_intermediate_size": None, **config["text_config"]}
     if model_type == "paddleocr_vl":
         found["vision_config"] = {**config["vision_config"], "architectures": ["PaddleOCRVisionModel"]}
     return found
+
+
+def _sections(head_dim: int) -> list[int]:
+    """Pairs of a head for each axis of positions. Of a prompt with sound alone the axes are equal, so transformers has none."""
+    side = head_dim // 2 * 5 // 16
+    return [head_dim // 2 - 2 * side, side, side]
 
 
 def converter_processor(processor: Mapping[str, Any]) -> dict[str, Any]:

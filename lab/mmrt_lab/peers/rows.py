@@ -131,7 +131,7 @@ def row_of(family: str, shape: Shape, source: Path, place: Place, num_threads: i
     try:
         same, bench = _measure(shape, source, place, num_threads)
     except (BenchError, OwnRunError, OSError) as error:
-        return Row(family=family, shape=text_of(shape), reasons=[*reasons, str(error)])
+        return Row(family=family, shape=text_of(shape), reasons=[*reasons, str(error).replace(f"{place.folder}/", "")])
     medians = {
         figure: tuple(statistics.median(sides[side]) if sides[side] else None for side in ("mmrt", "llama"))
         for figure, sides in bench.values.items()

@@ -47,21 +47,6 @@ def _deep(number: int, *blocks: int) -> dict[str, Any]:
 _FEW_EXPERTS = {**_layers(4), "num_experts": 16}
 _SIX_OF_SIGLIP = {"num_hidden_layers": 6}
 SHAPES: dict[str, Shape] = {
-    "llama": Shape("360m"),
-    "mistral": Shape("7b-v0.3", _narrow(7168, 4, 5)),
-    "smollm3": Shape("3b", _layers(4)),
-    "phi3": Shape("mini-4k", _layers(2)),
-    "glm": Shape("9b", _narrow(6848, 2, 4)),
-    "glm4": Shape("9b", _narrow(6848, 2, 4)),
-    "ernie4_5": Shape("0.3b"),
-    "seed_oss": Shape("36b", _narrow(11264, 2, 4)),
-    "granite": Shape("3.3-2b", {"num_hidden_layers": 4}),
-    "olmo2": Shape("1b", _layers(4)),
-    "olmo3": Shape("7b", _narrow(5504, 16, 4)),
-    "qwen2": Shape("0.5b"),
-    "qwen3": Shape("0.6b"),
-    "qwen3_moe": Shape("30b-a3b", _FEW_EXPERTS),
-    "gemma3": Shape("270m"),
     "gemma3_seeing": Shape("4b", _narrow(8192, 4, 6, num_attention_heads=8), _SIX_OF_SIGLIP, media=_IMAGE),
     "gemma4": Shape(
         "e2b",
@@ -95,6 +80,21 @@ SHAPES: dict[str, Shape] = {
     "llava": Shape("7b", _narrow(5504, 16, 4), media=_IMAGE),
     "llava_next": Shape("mistral-7b", _narrow(7168, 4, 4), media=_IMAGE),
     "llava_onevision": Shape("0.5b", _layers(12), {"num_hidden_layers": 13}, media=_IMAGE),
+    "llama": Shape("360m"),
+    "mistral": Shape("7b-v0.3", _narrow(7168, 4, 5)),
+    "smollm3": Shape("3b", _layers(4)),
+    "phi3": Shape("mini-4k", _layers(2)),
+    "glm": Shape("9b", _narrow(6848, 2, 4)),
+    "glm4": Shape("9b", _narrow(6848, 2, 4)),
+    "ernie4_5": Shape("0.3b"),
+    "seed_oss": Shape("36b", _narrow(11264, 2, 4)),
+    "granite": Shape("3.3-2b", {"num_hidden_layers": 4}),
+    "olmo2": Shape("1b", _layers(4)),
+    "olmo3": Shape("7b", _narrow(5504, 16, 4)),
+    "qwen2": Shape("0.5b"),
+    "qwen3": Shape("0.6b"),
+    "qwen3_moe": Shape("30b-a3b", _FEW_EXPERTS),
+    "gemma3": Shape("270m"),
 }
 _PARTS = ("text_config", "vision_config", "audio_config")
 
