@@ -14,6 +14,7 @@ BENCHES = {
     "experts": ("What the experts of a layer cost in a decode step.", "mmrt_lab.micro.experts"),
     "delta": ("What a DeltaNet costs in steps and prompts.", "mmrt_lab.micro.delta"),
     "cores": ("What a stage gains from cores that others leave idle.", "mmrt_lab.micro.cores"),
+    "chunks": ("What the size of prefill's chunks costs.", "mmrt_lab.micro.chunks"),
     "guesses": ("How much sooner answers come with guesses.", "mmrt_lab.micro.guesses"),
     "recorder": ("What the journal and the flight recorders cost.", "mmrt_lab.micro.recorder"),
     "controller": ("What a tick of the controller costs.", "mmrt_lab.controller"),
