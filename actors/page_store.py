@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 SHARES = {"kv": 7 / 8, "embedding": 1 / 8}  # of the bytes allowed
 STATE_SHARES = {"kv": 4 / 8, "state": 3 / 8, "embedding": 1 / 8}  # of a model with recurrent states
+KINDS = ("kv", "window", "state", "embedding")
 STATE_REST_S = 10.0  # before a state is saved: it is large, and of a conversation that goes on at once another one soon follows
 SAVE_S = 1.0  # between looks at the pools
 KEEP_S = 30.0  # between marks of the pages that the pools still have, which are overwritten last
@@ -50,7 +51,7 @@ LAST_SAVE_S = 2.0  # at the end of the run, at most
 NUM_KINDS = 4  # models or settings whose files are kept
 _NICE = 19
 _SLOW_WRITE_S = 1.0  # of one page
-_FILE = re.compile(f"([0-9a-f]{{16}})-(({'|'.join(STATE_SHARES)})[.]pages|pages[.]era)")
+_FILE = re.compile(f"([0-9a-f]{{16}})-(({'|'.join(KINDS)})[.]pages|pages[.]era)")
 
 
 class PageStore:
@@ -150,7 +151,7 @@ class PageStore:
                         contents = pool.copy(page, generation)
                         if contents is None:
                             continue
-                        file.write(key, contents, 0 if name == "state" else depth)  # a state is of use without those before it
+                        file.write(key, contents, depth if name in SHARES else 0)  # others are of use without those before them
                     seen[page] = generation
 
     def _has_rested(self, pool: PagePool, page: int, generation: int) -> bool:
@@ -209,8 +210,16 @@ def _remove_old(directory: Path, kind: str) -> None:
 
 
 def _shares(layout: MemoryLayout) -> dict[str, float]:
-    """The shares of the pools that have files. States come behind the KV pages under them, which are of no use alone."""
-    return STATE_SHARES if layout.has_states else SHARES
+    """The shares of the pools that have files. States, or pages of windows, as many as KV pages, come behind the KV pages under them,
+    which are of no use alone."""
+    if not layout.has_windows:
+        return STATE_SHARES if layout.has_states else SHARES
+    kv, windows = layout.pools["kv"].page_bytes, layout.pools["window"].page_bytes
+    return {
+        "kv": SHARES["kv"] * kv / (kv + windows),
+        "window": SHARES["kv"] * windows / (kv + windows),
+        "embedding": SHARES["embedding"],
+    }
 
 
 def _secret_of(directory: Path) -> bytes:

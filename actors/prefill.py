@@ -24,7 +24,7 @@ from ..runtime.bus.copy_plans import Load
 from ..runtime.bus.messages import Done, Result, SequenceSpec, Skipped, decode_sequence_spec
 from ..runtime.bus.plans import Plan, Prefill, PrefillChunk
 from ..runtime.observe.flight import Kind
-from ..runtime.pools import state_pool
+from ..runtime.pools import state_pool, window_pool
 from ..runtime.process.saved_pages import cache_directory
 from ..runtime.stage_table import number_of
 from ..shm.layer_progress import LayerCounter, LayerProgress
@@ -80,7 +80,10 @@ def main(actor: Actor) -> None:
     worker = PrefillWorker(actor.model, model, table, embeddings, layout.kv_page_tokens, completion, after_layer, note_draw, stage)
     cache = cache_directory(actor.config)
     states = PageLoader(actor.run, PagePool.attach(actor.run, state_pool(actor.kv_pool), "fill"), cache) if layout.has_states else None
-    loader = PageLoader(actor.run, kv, cache, states)
+    windows = (
+        PageLoader(actor.run, PagePool.attach(actor.run, window_pool(actor.kv_pool), "fill"), cache) if layout.has_windows else None
+    )
+    loader = PageLoader(actor.run, kv, cache, states, windows)
     packing = open_packing(actor, layout.kv_page_tokens) if stage.is_last else None
     packed = None if packing is None else PackedPages(actor, kv, packing, "own")
 

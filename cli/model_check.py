@@ -183,8 +183,8 @@ def _add_memory(report: Report, plan: Plan, model: ModelConfig, memory_bytes: in
         apart = layout.pools["window"].page_bytes / layout.kv_page_tokens
         report.add("", f"of these {apart / 1024:.1f} KiB for the last {model.language.window} tokens of a request alone")
     elif saves_by_windows(plan.config, facts_of(model, layout.kv_page_tokens)) and not plan.config.model.on_cuda:
-        why = "cache.dir saves" if plan.config.cache.dir else "memory.kv_transfer_dtype packs"
-        report.add("", f"for all tokens, also in layers that read {model.language.window} alone: {why} whole pages; less without")
+        alone = f"for all tokens, also in layers that read {model.language.window} alone"
+        report.add("", f"{alone}: memory.kv_transfer_dtype packs whole pages; less without")
     for name, text in _rows(layout, model.max_context, model.language.window):
         report.add(name, text)
 

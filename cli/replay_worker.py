@@ -211,7 +211,7 @@ def _worker(
     if apart and pools["kv"].page_bytes == (expected - apart or EMPTY_PAGE_BYTES):
         raise UserError(
             "plans of prefill cannot be done again where layers with a window have pages of their own: a capture has none;"
-            " cache.dir keeps pages whole"
+            " memory.kv_transfer_dtype keeps pages whole, and so does a model.max_context of less than two windows and a chunk"
         )
     if pools["kv"].page_bytes != expected:
         raise CheckpointError(f"{path}: its KV pages have {expected} bytes, those of the capture {pools['kv'].page_bytes}")

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...runtime.bus.copy_plans import Load, LoadedState, LoadSegments
+from ...runtime.bus.copy_plans import Load, LoadChunk, LoadedState, LoadSegments
 from ...runtime.bus.messages import Loaded
-from ...runtime.pools import kind_of_pool, state_pool
+from ...runtime.pools import PoolName, kind_of_pool, state_pool, window_pool
 from ...runtime.process.saved_pages import read_saved_pages
 from ...shm.page_file import PageFileReader
 from ...shm.pool import PagePool
@@ -25,18 +25,27 @@ LEAST_PAGES = 4  # of a chunk in that time: a slower disk is asked for no more
 class PageLoader:
     """Loads pages of one pool. It opens what it reads when it is first asked. A file that cannot be read has no pages."""
 
-    def __init__(self, run: RunDirectory, pool: PagePool, cache: Path, states: "PageLoader | None" = None) -> None:
-        """``cache``: where the configuration has the files. ``states``: what loads the recurrent states of a model that has some."""
+    def __init__(
+        self,
+        run: RunDirectory,
+        pool: PagePool,
+        cache: Path,
+        states: "PageLoader | None" = None,
+        windows: "PageLoader | None" = None,
+    ) -> None:
+        """``cache``: where the configuration has the files. ``states``: what loads the recurrent states of a model that has some.
+        ``windows``: what loads pages of layers with a window, where they lie in a pool of their own."""
         self._run = run
         self._cache = cache
         self._pool = pool
         self._states = states
+        self._windows = windows
         self._reader: PageFileReader | None = None
         self._others: dict[str, PagePool] = {}
 
     def load_chunks(self, plan: Load, table: SequenceTable) -> Loaded:
         """Load leading pages of each chunk into the pages of its row, as far as the source has them and time allows; and behind them
-        all the state at their end."""
+        all the state at their end, or the pages of windows."""
         ends, more, states, num_copied = list[int](), list[bool](), list[bool](), 0
         for chunk in plan.chunks:
             page_tokens = (chunk.end - chunk.start) // len(chunk.keys)
@@ -49,11 +58,26 @@ class PageLoader:
                 num_loaded, is_late = self._load(pages, chunk.keys, chunk.slots, until_s)
             ends.append(chunk.start + num_loaded * page_tokens)
             more.append(num_loaded >= LEAST_PAGES if is_late else num_loaded == len(pages))
-            states.append(num_loaded == len(pages) and self._load_state(chunk.state, plan.source))
-        return Loaded(ends, more, num_copied * self._pool.page_bytes, states if self._states is not None else [])
+            load_rest = self._load_state if self._windows is None else self._load_windows
+            states.append(num_loaded == len(pages) and load_rest(chunk, plan.source, table))
+        has_more = self._states is not None or self._windows is not None
+        return Loaded(ends, more, num_copied * self._pool.page_bytes, states if has_more else [])
 
-    def _load_state(self, state: LoadedState | None, source: str) -> bool:
+    def _load_windows(self, chunk: LoadChunk, source: PoolName, table: SequenceTable) -> bool:
+        """Load the pages of windows at a chunk's end into those of its row. Returns whether they are there."""
+        if chunk.windows is None or self._windows is None:
+            return False
+        keys, slots = chunk.windows.keys, chunk.windows.slots
+        last = chunk.end // ((chunk.end - chunk.start) // len(chunk.keys))
+        pages = table.prefill_window_pages(chunk.row, chunk.member)[last - len(keys) : last].tolist()
+        if source:
+            return self._windows._copy(pages, window_pool(source), slots, float("inf"))[0] == len(keys)
+        return self._windows._load(pages, keys, slots)[0] == len(keys)
+
+    def _load_state(self, chunk: LoadChunk, source: PoolName, table: SequenceTable) -> bool:
         """Load a state into the page of its row, and from there into that of the cache. Returns whether it is there."""
+        del table
+        state: LoadedState | None = chunk.state
         if state is None or self._states is None:
             return False
         if source:

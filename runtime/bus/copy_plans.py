@@ -5,7 +5,7 @@ from itertools import chain
 
 import msgspec
 
-from ..pools import PoolName, state_pool
+from ..pools import PoolName, state_pool, window_pool
 from .messages import Loaded, PageRun, Result, Transferred
 from .plan_base import ChunkPlan, PlanBase, PlanKind, Renumber, RowKey, TokenChunk
 from .wire import Record
@@ -21,13 +21,22 @@ class LoadedState(Record, frozen=True):
     snapshot: int = -1
 
 
+class LoadedWindows(Record, frozen=True):
+    """Pages of layers with a window to be loaded: of these keys, in these slots of the file of such pages, or on these pages of another
+    pool. They go to the last places before the end of a chunk."""
+
+    keys: list[bytes]
+    slots: list[int]
+
+
 class LoadChunk(TokenChunk, frozen=True):
     """Tokens to be loaded: whole pages, which have these keys, in these slots of the file, or on these pages of
-    another pool. They go where the row's block table says. ``state``: the one at their end, after which they count."""
+    another pool. They go where the row's block table says. ``state``, ``windows``: those at their end, after which they count."""
 
     keys: list[bytes]
     slots: list[int]
     state: LoadedState | None = None
+    windows: LoadedWindows | None = None
 
 
 class Load(ChunkPlan, frozen=True):
@@ -51,8 +60,10 @@ class Load(ChunkPlan, frozen=True):
         if not self.source:
             return {}
         states = [chunk.state.slot for chunk in self.chunks if chunk.state is not None]
-        kv = {self.source: list(dict.fromkeys(chain(*(chunk.slots for chunk in self.chunks))))}
-        return kv | ({state_pool(self.source): list(dict.fromkeys(states))} if states else {})
+        windows = [slot for chunk in self.chunks if chunk.windows is not None for slot in chunk.windows.slots]
+        kv = chain(*(chunk.slots for chunk in self.chunks))
+        pages = {self.source: kv, state_pool(self.source): states, window_pool(self.source): windows}
+        return {pool: found for pool, slots in pages.items() if (found := list(dict.fromkeys(slots)))}
 
     def snapshots(self, key: RowKey) -> list[tuple[int, int, int]]:
         """See ``PlanBase.snapshots``."""

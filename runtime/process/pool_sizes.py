@@ -57,9 +57,9 @@ class PoolSizes(NamedTuple):
 
 def has_windows_apart(config: RuntimeConfig, facts: ModelFacts) -> bool:
     """Return whether layers with a window get pages of their own: where a context is longer than such a row needs, and no pages go
-    to files, or packed to other pools."""
-    are_plain = not config.cache.dir and config.memory.kv_transfer_dtype == "auto"
-    return saves_by_windows(config, facts) and are_plain and not config.model.on_cuda
+    packed to other pools."""
+    is_packed = config.memory.kv_transfer_dtype != "auto"
+    return saves_by_windows(config, facts) and not is_packed and not config.model.on_cuda
 
 
 def saves_by_windows(config: RuntimeConfig, facts: ModelFacts) -> bool:

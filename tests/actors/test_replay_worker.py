@@ -122,7 +122,7 @@ def test_prefill_beside_pages_of_windows_is_refused(captured: Capture, tmp_path:
     rest = model.kv_page_bytes(PAGE_TOKENS) - model.window_page_bytes(PAGE_TOKENS)
     header = msgspec.structs.replace(captured.header, page_bytes=captured.header.page_bytes | {"kv": rest})
     with (
-        pytest.raises(UserError, match="a capture has none; cache.dir keeps pages whole"),
+        pytest.raises(UserError, match="a capture has none; memory.kv_transfer_dtype keeps pages whole"),
         Replay.open(Capture(header, captured.tensors), path),
     ):
         pass

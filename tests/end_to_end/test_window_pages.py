@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from mmrt.runtime.pools import kind_of_pool
 from mmrt.shm.controller_stats import ControllerStats
 from mmrt.shm.run_directory import RunDirectory
 from mmrt.tests.end_to_end.conftest import Server
+from mmrt.tests.end_to_end.test_prefix_cache import Answer
 from mmrt.tests.end_to_end.test_text_families import TextOracle
 
 DEVICES = '[actors]\nlayout = "EP@left+D@right"\n[[devices]]\nname = "left"\n[[devices]]\nname = "right"\n'
@@ -60,6 +62,30 @@ def test_the_windows_at_a_prompt_s_end_move_with_it(apart: Server, oracle: TextO
     oracle.check_greedy(prompt, ids)
     apart.wait_until_empty()
     assert apart.wait(lambda status: bool(status["ready"]), "ready")
+
+
+def test_a_prompt_outlives_the_run_with_the_window_at_its_end(
+    launch: Callable[..., Server], oracle: TextOracle, tmp_path: Path
+) -> None:
+    """It is found in files, as far as they have the window. Without that file nothing is, and no token differs."""
+    server = launch("gemma3", settings=f'[memory]\nkv_tokens = 8192\n[cache]\ndir = "{tmp_path / "pages"}"\n')
+    question = "Tell me, in as many words as you like, how the weather was on the coast last week. " * 24
+    prompt, first = oracle.ids_of(question), Answer(server, question)
+    assert first.num_cached == 0 and len(prompt) > 8 * 48
+    oracle.check_greedy(prompt, first.ids)
+    server.down()
+    server.up()
+    again = Answer(server, question)
+    assert again.ids == first.ids and again.num_cached == (len(prompt) - 1) // 16 * 16
+    with RunDirectory.attach(server.run_path) as run, closing(ControllerStats.attach(run)) as stats:
+        assert stats.read().pools["window"].cached < again.num_cached // 16, "the last pages alone were loaded"
+    server.down()
+    (file,) = (tmp_path / "pages").glob("*-window.pages")
+    file.unlink()
+    server.up()
+    anew = Answer(server, question)
+    assert anew.ids == first.ids and anew.num_cached == 0
+    server.down()
 
 
 def test_a_conversation_goes_on_where_it_was(apart: Server, oracle: TextOracle) -> None:

@@ -11,9 +11,9 @@ from functools import partial
 
 from ....schema.media import MediaSpan
 from ....schema.rows import Phase
-from ...bus.copy_plans import Load, LoadChunk, LoadedState
+from ...bus.copy_plans import Load, LoadChunk, LoadedState, LoadedWindows
 from ...bus.messages import RequestSpec
-from ...pools import PoolName, state_pool
+from ...pools import PoolName, state_pool, window_pool
 from ..scheduling.page_keys import Medium, PageKeys, content_digest, root_key
 from ..scheduling.types import Rank
 from ..state.effects import AppendPages, AppendSourcePages, SetPrefilled
@@ -21,7 +21,7 @@ from ..state.request import Request
 from ..state.state import ControllerState, owner
 from .embedding_cache import give_back_read
 from .snapshots import Border, announced, cut_to_snapshot, has_states
-from .window_pages import check_windows_unnamed, cut_to_copies, cut_to_windows, has_windows, name_windows
+from .window_pages import check_windows_unnamed, cut_to_copies, cut_to_windows, first_live, has_windows, name_windows
 
 PAGES_AT_ONCE = 1024  # of a member, in a plan to load them
 
@@ -29,8 +29,8 @@ Hits = list[list[int]]
 """Pages per member."""
 FindLeading = Callable[[list[bytes]], list[int]]
 """Return where the pages of the leading keys are, up to the first that is nowhere."""
-FindState = Callable[[bytes], int | None]
-"""Return where the recurrent state at the end of the page with this key is, if it is anywhere."""
+FindBeside = Callable[[bytes], int | None]
+"""Return where the recurrent state at the end of the page with this key is, or what it has of layers with a window, if anywhere."""
 
 
 def set_keys(state: ControllerState, request: Request, prompts: Sequence[Sequence[int]], spans: Sequence[MediaSpan] = ()) -> None:
@@ -241,21 +241,23 @@ def note_hits(state: ControllerState, request: Request) -> None:
 def load_plan(state: ControllerState, request: Request) -> Load | None:
     """Return a plan to load the row's next pages: from the pool of another device where its cache has as many of them as the file, such
     as those of an answer that was decoded there; None if nobody has any."""
-    if has_windows(state):
-        return None
     caches = {pool: state.pools[pool].cache for pool in state.kv_pools if pool != request.prefill_pool}
-    find_state = {pool: state.pools[state_pool(pool)].cache.find for pool in caches if has_states(state)}
-    plans = [Load(chunks_to_load(state, request, caches[pool].find_leading, find_state.get(pool)), pool) for pool in caches]
+    beside = state_pool if has_states(state) else window_pool if has_windows(state) else None
+    find_beside = {pool: state.pools[beside(pool)].cache.find for pool in caches if beside is not None}
+    plans = [Load(chunks_to_load(state, request, caches[pool].find_leading, find_beside.get(pool)), pool) for pool in caches]
     if not state.saved["kv"].is_empty:
-        find = state.saved["state"].find if has_states(state) else None
+        find = state.saved[beside("kv")].find if beside is not None else None
         plans.append(Load(chunks_to_load(state, request, state.saved["kv"].find_leading, find)))
     best = max(plans, key=lambda plan: plan.units, default=None)
     return best if best is not None and best.chunks else None
 
 
-def chunks_to_load(state: ControllerState, request: Request, find: FindLeading, find_state: FindState | None = None) -> list[LoadChunk]:
+def chunks_to_load(
+    state: ControllerState, request: Request, find: FindLeading, find_beside: FindBeside | None = None
+) -> list[LoadChunk]:
     """Return the whole pages behind those that have keys, as far as ``find`` has them, nothing of them is prefilled and decode writes
-    none of them. ``find_state``: of a model with recurrent states; nothing is loaded behind the last one that it has."""
+    none of them. ``find_beside``: of a model with recurrent states, or with windows apart; nothing is loaded behind the last tokens at
+    whose end it has what is needed."""
     page_tokens = state.limits.kv_page_tokens
     chunks = []
     for member, keys in enumerate(request.caches.keys):
@@ -263,17 +265,37 @@ def chunks_to_load(state: ControllerState, request: Request, find: FindLeading, 
         if request.kv.prefilled[member] != first * page_tokens:
             continue
         names = keys.up_to(_num_reusable(state, request, member), first)
-        slots = find(names if find_state is not None else names[:PAGES_AT_ONCE])
-        begin, end, loaded = 0, len(slots), None
-        if find_state is not None:
-            begin, end, loaded = _up_to_state(request, member, names[: len(slots)], find_state)
+        slots = find(names if find_beside is not None else names[:PAGES_AT_ONCE])
+        begin, end, loaded, windows = 0, len(slots), None, None
+        if find_beside is not None and has_windows(state):
+            begin, end, windows = _up_to_window(state, request, member, names[: len(slots)], find_beside)
+        elif find_beside is not None:
+            begin, end, loaded = _up_to_state(request, member, names[: len(slots)], find_beside)
         if begin < end:
             tokens = (first + begin) * page_tokens, (first + end) * page_tokens
-            chunks.append(LoadChunk(*request.key_in_table, member, *tokens, names[begin:end], slots[begin:end], loaded))
+            chunks.append(LoadChunk(*request.key_in_table, member, *tokens, names[begin:end], slots[begin:end], loaded, windows))
     return chunks
 
 
-def _up_to_state(request: Request, member: int, names: list[bytes], find_state: FindState) -> tuple[int, int, LoadedState | None]:
+def _up_to_window(
+    state: ControllerState, request: Request, member: int, names: list[bytes], find: FindBeside
+) -> tuple[int, int, LoadedWindows | None]:
+    """As ``_up_to_state``, to reach the last tokens whose window ``find`` has, but for what the row has of it."""
+    first, page_tokens = request.caches.num_named[member], state.limits.kv_page_tokens
+    count, place, slots = len(names), len(names) - 1, [find(name) for name in names]
+    while place >= max(0, first_live(state, (first + count) * page_tokens) - first) and count:
+        if slots[place] is None:
+            count = place
+        place -= 1
+    begin = max(0, min(request.caches.num_waiting[member], count - 1))
+    end = min(count, begin + PAGES_AT_ONCE)
+    if not count or end < count:
+        return begin, end, None
+    live = max(0, first_live(state, (first + count) * page_tokens) - first)
+    return begin, end, LoadedWindows(names[live:count], [slot for slot in slots[live:count] if slot is not None])
+
+
+def _up_to_state(request: Request, member: int, names: list[bytes], find_state: FindBeside) -> tuple[int, int, LoadedState | None]:
     """Return which of these pages are to be loaded next, as (first, last + 1), to reach the last one at whose end there is a state; and
     with the last pages this state. Pages that have been loaded already wait for it."""
     last = next((number for number in range(len(names) - 1, -1, -1) if find_state(names[number]) is not None), -1)

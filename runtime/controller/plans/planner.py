@@ -20,7 +20,7 @@ from ..caches.window_pages import has_windows
 from ..rows.intake import embedding_pages, patch_pages
 from ..rows.lifecycle import reset_media
 from ..rows.poison import is_suspect
-from ..rows.windows import num_short, room
+from ..rows.windows import has_gap, num_short, room
 from ..scheduling.budgets import allowance_s, lone_units, retarget
 from ..scheduling.types import MemberView, RequestView, SegmentChoice, SegmentStage, SegmentView, StepLimits, View
 from ..state.inflight_plan import LONG_AGO_S
@@ -242,7 +242,8 @@ def _members(state: ControllerState, request: Request) -> tuple[MemberView, ...]
 
 def _lacks_windows(state: ControllerState, request: Request) -> bool:
     """Return whether some member waits for pages of layers with a window."""
-    return has_windows(state) and request.has_kv and not request.is_prefilled and num_short(state, request) > 0
+    is_going_on = has_windows(state) and request.has_kv and not request.is_prefilled
+    return is_going_on and (num_short(state, request) > 0 or has_gap(state, request))
 
 
 def _notice_shortage(state: ControllerState, view: View, now: float) -> None:

@@ -22,7 +22,7 @@ from ..state.state_pages import StatePages
 from .lifecycle import preempt
 from .ownership import hand_over, is_orphan
 from .placement import Placement, able_pools, choose_pools
-from .windows import advance, give_windows, num_short
+from .windows import advance, give_windows, has_gap, num_short
 
 START_RATE = 100.0  # tokens/s assumed for a row while neither this run nor an earlier one has measured any
 
@@ -187,7 +187,10 @@ def grow(state: ControllerState) -> None:
 def _grow_windows(state: ControllerState) -> None:
     """Let rows in preparation have pages of windows for their next chunks, in rank order. One without any may preempt later rows."""
     for request in sorted([r for r in state.preparing() if r.can_prefill and not r.is_prefilled and not r.has_kv_plan], key=BY_RANK):
-        if request.has_kv:  # not preempted a moment ago
+        if request.has_kv and has_gap(state, request):
+            if not request.caches.may_load:
+                preempt(state, request)
+        elif request.has_kv:  # not preempted a moment ago
             advance(state, request)
             if short := num_short(state, request):
                 _take_from_later(state, request, window_pool(request.prefill_pool), short)

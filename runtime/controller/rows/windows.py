@@ -8,6 +8,7 @@ from the committed ids whoever it is, reads from the window on.
 from collections.abc import Sequence
 
 from ....schema.rows import Phase
+from ...bus.copy_plans import LoadChunk
 from ...pools import PoolName, window_pool
 from ..caches.prefix_cache import Hits
 from ..caches.window_pages import first_live, has_windows, windows_at
@@ -105,6 +106,44 @@ def advance(state: ControllerState, request: Request, wanted: Lengths | None = N
             _take(state, request, pool, member, missing)
 
 
+def reach_windows(state: ControllerState, request: Request, chunks: Sequence[LoadChunk]) -> bool:
+    """Give a row, before its tokens are loaded, the pages of windows that it lacks at their end. False if there are not so many; or if
+    places are among them that an earlier load has left out."""
+    page_tokens, pool = state.limits.kv_page_tokens, request.prefill_pool
+    windows, missing = request.prefill_windows, dict[int, tuple[int, int]]()
+    for chunk in chunks if has_windows(state) else ():
+        if chunk.windows is not None:
+            first, end = first_live(state, chunk.end), chunk.end // page_tokens
+            gap, length = windows.gaps[chunk.member], len(windows.tables[chunk.member])
+            if max(first, gap.start) < min(end, gap.stop):
+                return False
+            if length < first:
+                end = max(end, first + 1)
+            missing[chunk.member] = max(0, first - length), max(0, end - max(first, length))
+    if missing and sum(count for _, count in missing.values()) > state.pools[window_pool(pool)].num_free:
+        return False
+    for member, (num_left_out, count) in missing.items():
+        if count:
+            length, run = len(windows.tables[member]), state.allocate(window_pool(pool), request, count)
+            assert run is not None
+            _append(state, request, pool, member, [run.pages[0]] * num_left_out + run.pages)
+            if num_left_out:
+                windows.gaps[member] = range(windows.gaps[member].start or length, length + num_left_out)
+    return True
+
+
+def leave_before(state: ControllerState, request: Request, member: int) -> None:
+    """A member's next tokens are loaded, with the pages at their end: it leaves those before."""
+    if has_windows(state):
+        _leave(state, request, member)
+
+
+def has_gap(state: ControllerState, request: Request) -> bool:
+    """Return whether the row's next chunk would come to places without pages of their own: what was to be loaded was not."""
+    windows, page_tokens = request.prefill_windows, state.limits.kv_page_tokens
+    return any(request.kv.prefilled[member] // page_tokens < gap.stop for member, gap in enumerate(windows.gaps) if gap)
+
+
 def num_computed(request: Request, member: int) -> int:
     """Return the tokens of a member that are in its KV pages."""
     prefilled = request.kv.prefilled[member]
@@ -144,9 +183,14 @@ def restore_windows(state: ControllerState, request: Request) -> None:
     for member, pages in enumerate(request.prefill_windows.tables):
         if pages:
             done = num_computed(request, member)
-            chunks = [chunk for plan in request.plans.values() if plan.FILLS_KV for chunk in plan.chunks]
+            plans = [plan for plan in request.plans.values() if plan.FILLS_KV]
+            chunks = [chunk for plan in plans for chunk in plan.chunks if plan.COMPUTES or done < chunk.end]
             starts = [c.start for c in chunks if (c.row, c.row_generation, c.member) == (*request.key_in_table, member)]
             request.prefill_windows.leave(member, min(len(pages), first_live(state, min([done, *starts]))))
+            own = range(request.prefill_windows.firsts[member], len(pages) - 1)
+            alike = [place for place in own if pages[place] == pages[place + 1]]
+            if alike:
+                request.prefill_windows.gaps[member] = range(alike[0], alike[-1] + 1)
 
 
 def _goal(state: ControllerState, request: Request, member: int, num_done: int, target: int, most: int) -> int:

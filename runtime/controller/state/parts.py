@@ -31,10 +31,11 @@ def _none() -> list[int]:
 @dataclass(slots=True, eq=False)
 class Windows:
     """A row's pages of layers with a window, per member, in one pool. ``firsts``: places in the tables of the first pages that are the
-    row's: others are before."""
+    row's: others are before. ``gaps``: places before pages that are to be loaded, which have one page alone, and are not for chunks."""
 
     tables: Tables = field(default_factory=_no_pages)
     firsts: list[int] = field(default_factory=_none)
+    gaps: list[range] = field(default_factory=lambda: [range(0), range(0)])
 
     def append(self, member: int, pages: Sequence[int]) -> None:
         self.tables[member].extend(pages)

@@ -103,7 +103,9 @@ class ControllerState:
     free_rows: list[int] = field(init=False)
     sharers: dict[MediaKey, list[Request]] = field(default_factory=dict)  # rows by their media: see ``media_sharing``
     known_media: KnownMedia = field(default_factory=KnownMedia)
-    saved: dict[PoolName, SavedIndex] = field(default_factory=lambda: {kind: SavedIndex() for kind in ("kv", "embedding", "state")})
+    saved: dict[PoolName, SavedIndex] = field(
+        default_factory=lambda: {kind: SavedIndex() for kind in ("kv", "embedding", "state", "window")}
+    )
     codes: dict[InstanceId, int] = field(default_factory=dict)  # of actors that fill pages: see ``cache_eras``
     plans: dict[int, InflightPlan] = field(default_factory=dict)
     num_plans: dict[InstanceId, int] = field(default_factory=dict)  # of these, by actor

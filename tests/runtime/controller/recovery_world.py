@@ -199,7 +199,7 @@ class World:
             self.limits = with_states(rng, self.limits)
         if has_windows:
             self.limits = with_windows(rng, self.limits)
-        self.saves_pages = rng.random() < 0.6 and not has_windows
+        self.saves_pages = rng.random() < 0.6
         limits = self.limits
         self.run = RunDirectory.create(place / "run", {})
         self.table = SequenceTable.create(
@@ -224,7 +224,7 @@ class World:
         self.windows = WindowContents(self.table, self.pools, self.content, limits) if has_windows else None
         pool = kv_pool(limits.devices.get(InstanceId("prefill"), 0))
         self.pipeline = PipelineContents(limits.prefill_ranks, pool, self.content[pool]) if has_pipeline else None
-        kinds = ("kv", "embedding", "state")
+        kinds = ("kv", "embedding", "state", "window")
         self.saved: dict[str, dict[bytes, tuple[int, dict]]] = {kind: {} for kind in kinds}  # pages in files: key -> slot, contents
         self.damaged: set[tuple[str, bytes]] = set()  # of them: they cannot be read
         self.looked_up: set[tuple[int, int]] = set()  # rows that were compared with the files of an earlier run
@@ -258,7 +258,9 @@ class World:
         self.num_crashes = self.num_preempted = self.num_evicted = self.num_cached = self.num_loaded = self.num_loaded_segments = (
             self.num_fetched
         ) = 0
-        self.num_transferred = self.num_loaded_states = self.num_first_tokens = self.num_followed = self.num_breaks = 0
+        self.num_transferred = self.num_loaded_windows = self.num_loaded_states = self.num_first_tokens = self.num_followed = (
+            self.num_breaks
+        ) = 0
         self.done_plans: set[int] = set()  # of workers, as the words say that others follow
 
     # ------------------------------------------------------------------------------------------------ plumbing
@@ -381,7 +383,7 @@ class World:
         if self.saves_pages and self.random.random() < 0.3:
             self.save_pages()
             if self.random.random() < 0.3:
-                self.forget_pages(self.random.choice(("kv", "embedding") if self.states is None else ("kv", "embedding", "state")))
+                self.forget_pages(self.random.choice(self.kinds_of_pages))
             if self.io is None:
                 return
             self.find_pages_of_an_earlier_run()
@@ -815,7 +817,12 @@ class World:
             found += 1
             self.num_fetched += bool(source)
         self.num_loaded += found
-        has_state = found == len(chunk.keys) and chunk.state is not None and self.begin_load_of_state(chunk, kv, writes, source)
+        is_whole = found == len(chunk.keys)
+        has_state = is_whole and chunk.state is not None and self.begin_load_of_state(chunk, kv, writes, source)
+        if self.windows is not None and is_whole and (entries := self.windows.load(chunk, source, kv, self.read_saved)) is not None:
+            writes += entries
+            self.num_loaded_windows += 1
+            has_state = True
         return chunk.start + 4 * found, more, has_state
 
     def begin_load_of_state(self, chunk: LoadChunk, kv: str, writes: list, source: str) -> bool:
@@ -884,6 +891,14 @@ class World:
                     self.keep("kv", key, dict(enumerate(values[4 * page : 4 * page + 4])))
                     if self.states is not None and self.random.random() < 0.5:
                         self.keep("state", key, {0: values[4 * page + 3]})
+                    if self.windows is not None and self.random.random() < 0.8:
+                        self.keep("window", key, dict(enumerate(values[4 * page : 4 * page + 4])))
+
+    @property
+    def kinds_of_pages(self) -> Sequence[str]:
+        """Of pages with keys."""
+        beside = (("state", self.states), ("window", self.windows))
+        return ("kv", "embedding", *(kind for kind, its in beside if its is not None))
 
     def of_all_devices(self, pool: str) -> Sequence[str]:
         return [name for name in self.pools if kind_of_pool(name) == pool]

@@ -159,3 +159,18 @@ def test_the_windows_at_a_prompt_s_end_are_copied_to_another_device() -> None:
     assert windows.own(0) == windows.tables[0][8:] and len(windows.tables[0]) == 10, "nothing is for decode"
     end(driver, KEY)
     assert driver.is_empty and not any(pool.num_used for pool in pools)
+
+
+def test_what_the_other_device_has_is_not_copied_as_far_as_it_has_the_window() -> None:
+    """Of KV pages that it has, those count whose pages of the window at the prompt's end are there too."""
+    driver = apart(**SIZES, num_kv_pages=64)
+    copied = []
+    for key in range(KEY, KEY + 3):
+        driver.submit(text(41, 4), key)
+        copied.append(driver.state.requests[key].kv.copied[0])
+        end(driver, key)
+        if key == KEY + 1:
+            pool = driver.state.pools["window.1"]
+            assert pool.allocate(9, pool.num_free) is not None and not len(pool.cache)
+            pool.retire(9)
+    assert copied == [0, 36, 32]

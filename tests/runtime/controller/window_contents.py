@@ -3,11 +3,11 @@
 What a plan or a step reads must be there when it begins, and stay the row's until it ends.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mmrt.runtime.bus import plans as p
-from mmrt.runtime.bus.copy_plans import TransferChunk
+from mmrt.runtime.bus.copy_plans import LoadChunk, TransferChunk
 from mmrt.runtime.controller.scheduling.types import Limits
 from mmrt.runtime.pools import window_pool
 from mmrt.shm.pool import PagePool
@@ -50,6 +50,26 @@ class WindowContents:
             entries.append((window_pool(source), page, int(self._pools[window_pool(source)].generations[page]), READ, 0))
             generation = int(self._pools[window_pool(kv)].generations[target])
             entries.append((window_pool(kv), target, generation, at % PAGE_TOKENS, values[at]))
+        return entries
+
+    def load(
+        self, chunk: LoadChunk, source: str, kv: str, read_saved: Callable[[str, bytes, int], dict[int, Any] | None]
+    ) -> list[tuple[Any, ...]] | None:
+        """Those at the end of a chunk; None where one is nowhere, or none is asked for."""
+        if chunk.windows is None:
+            return None
+        (keys, slots), last = (chunk.windows.keys, chunk.windows.slots), chunk.end // PAGE_TOKENS
+        pages = self._table.prefill_window_pages(chunk.row, chunk.member).tolist()[last - len(keys) : last]
+        assert len(keys) == len(slots) == len(pages) == len({*pages}), "places of windows without pages of their own"
+        entries: list[tuple[Any, ...]] = []
+        for page, key, slot in zip(pages, keys, slots, strict=True):
+            if source:
+                assert self._pools[window_pool(source)].read_keys().get(slot) == key, "a page was given away while a plan reads it"
+            contents = self._content[window_pool(source)][slot] if source else read_saved("window", key, slot)
+            if contents is None:
+                return None
+            generation = int(self._pools[window_pool(kv)].generations[page])
+            entries += [(window_pool(kv), page, generation, at, value) for at, value in contents.items()]
         return entries
 
     def _entries(self, pages: Sequence[int], kv: str, values: Sequence[int], start: int, end: int) -> list[tuple[Any, ...]]:
