@@ -107,6 +107,7 @@ def test_an_ear_has_axes_of_positions() -> None:
 
 def test_tensors_have_published_names() -> None:
     assert converter_name("vision_tower.post_layernorm.bias", "gemma3") == "vision_tower.vision_model.post_layernorm.bias"
+    assert converter_name("language_model.model.embed_tokens.weight", "mistral3") == "model.embed_tokens.weight"
     assert converter_name("vision_tower.encoder.layer.0.lambda_1", "internvl") == "model.vision_tower.encoder.layer.0.lambda_1"
     assert converter_name("model.multi_modal_projector.linear_2.bias", "qwen3_asr") == "audio_tower.proj2.bias"
     assert converter_name("vision_tower.post_layernorm.bias", "llava") == "vision_tower.post_layernorm.bias"

@@ -9,7 +9,10 @@ from typing import Any
 _DECODERS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _NAMES = {"LightOnOcrForConditionalGeneration": "LightOnOCRForConditionalGeneration"}
 _HEARS = {"model.audio_tower.": "audio_tower."}
+_BREAKS = {"language_model.model.embed_tokens.": "model.embed_tokens."}  # the file of a Pixtral tower has a row of it
 _TENSORS = {  # by model_type: how names begin
+    "llava": _BREAKS,
+    "mistral3": _BREAKS,
     "gemma3": {"vision_tower.": "vision_tower.vision_model."},
     "internvl": {f"{part}.": f"model.{part}." for part in ("vision_tower", "multi_modal_projector")},
     "paddleocr_vl": {"model.projector.": "mlp_AR.", "model.visual.": "visual.", "model.language_model.": "model."},

@@ -96,6 +96,10 @@ SHAPES: dict[str, Shape] = {
     "qwen3_moe": Shape("30b-a3b", _FEW_EXPERTS),
     "gemma3": Shape("270m"),
 }
+_ONE_BY_ONE = (
+    "qwen3_vl_moe",
+    "qwen3_omni_moe",
+)  # their experts: llama.cpp's converter wants stacked ones turned, as transformers 4 did
 _PARTS = ("text_config", "vision_config", "audio_config")
 
 
@@ -108,7 +112,8 @@ def recipe_of(family: str, shape: Shape) -> CheckpointRecipe:
         image = {"preprocessor_config.json": {**made["preprocessor_config.json"], **shape.image}} if shape.image else {}
         return {**made, **image, "config.json": changed(made["config.json"], shape)}
 
-    return published._replace(vocab_size=shape.text.get("vocab_size", published.vocab_size), files=files)
+    are_stacked = published.are_stacked and family not in _ONE_BY_ONE
+    return published._replace(vocab_size=shape.text.get("vocab_size", published.vocab_size), files=files, are_stacked=are_stacked)
 
 
 def changed(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
