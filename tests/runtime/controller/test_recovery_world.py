@@ -23,6 +23,7 @@ AHEAD = [2, 9, 12, 24, 33, 42]  # worlds of pipelines in which chunks follow one
 PIPELINES = ("E+2P+D", "2E+3P+D", "E+2P+2D")
 OVER_DEVICES = ("E@0+P@0+P@1+D@1", "E@1+P@1+2P@0+D@0+D@1", "EPD@0+EPD@1")
 EVENTFUL = [5, 11, 12, 15, 16, 17, TWICE, LOST]  # worlds with states in which all happens that a test counts
+WINDOWED = [6, 9, 13, 15, 21, 27, 35, 36]  # likewise, with pages of windows
 
 
 def survive(seed: int, place: Path, **what: bool) -> World:
@@ -115,7 +116,9 @@ def test_stages_of_a_pipeline_on_two_devices_survive_whatever_dies(place: Path) 
 
 
 def test_pages_of_windows_survive_whatever_dies(place: Path) -> None:
-    check_reach([survive(seed, place, has_windows=True) for seed in EVENTFUL])
+    worlds = [survive(seed, place, has_windows=True) for seed in WINDOWED]
+    check_reach(worlds)
+    assert sum(world.num_transferred for world in worlds) > 100 and sum(world.num_loaded_windows for world in worlds) > 5
     for seed in seeds(NUM_NEW):
         survive(seed, place, has_windows=True, sees_pictures=seed % 3 == 1, first_tokens=seed % 2 == 1)
 

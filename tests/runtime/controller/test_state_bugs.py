@@ -33,7 +33,7 @@ SEARCH = random.Random(8).sample(range(10**6), 600)
 def forget_which_state_is_the_last(patch: pytest.MonkeyPatch) -> None:
     """A new controller takes the first of two states for the one of the prefilled tokens."""
     restore = Kv.restore
-    patch.setattr(Kv, "restore", lambda kv, *words: restore(kv, *words[:-2], (0, 0), words[-1]))
+    patch.setattr(Kv, "restore", lambda kv, *words: restore(kv, *words[:-3], (0, 0), *words[-2:]))
 
 
 def give_states_away_under_a_plan(patch: pytest.MonkeyPatch) -> None:
