@@ -23,7 +23,7 @@ def test_the_whole_bench(tmp_path: Path) -> None:
     assert list(bench.alone) == list(STAGES)
     assert bench.alone["decode"].num_units == 3, "temporal patches of six frames"
     assert bench.alone["encode"].num_units == bench.alone["prefill"].num_units < bench.num_prompt_tokens
-    assert 0 < bench.overlap_s < bench.ttft_s
+    assert 0 <= bench.overlap_s < bench.ttft_s  # stages of milliseconds may have no core at once
     assert bench.ratio == pytest.approx(bench.ttft_s / bench.floor_s)
     assert "<svg" in picture.read_text()
 
