@@ -68,12 +68,12 @@ class _Begun:
 
 
 @dataclass
-class _Long:
-    """The plan in work in the loop's thread, in whose breaks others may be done: of ``room`` units more, which took ``short_ns``."""
+class _InWork:
+    """A plan in work in the loop's thread. In its breaks others can be done, of ``room`` units more; they took ``others_ns``."""
 
     plan_id: int
     room: int
-    short_ns: int = 0
+    others_ns: int = 0
 
 
 class PlanLoop:
@@ -88,7 +88,7 @@ class PlanLoop:
         self._queue: deque[Run] = deque()
         self._later: deque[tuple[Run, Plan]] = deque()  # for the other thread
         self._aside: tuple[_Begun, Future[Result]] | None = None
-        self._long: _Long | None = None
+        self._in_work: list[_InWork] = []  # in this thread: each in a break of the one before it
         self._status = actor.become_active()
         self._status.set_crashes(0)  # the controller knows the cause of their death
         worst_s = self._status.step_cost_ns / 1e9
@@ -142,23 +142,28 @@ class PlanLoop:
                 self._flight.arrived(message.plan_id)
 
     def _holds(self, plan_id: int) -> bool:
-        is_waiting = any(command.plan_id == plan_id for command in (*self._queue, *(command for command, _ in self._later)))
-        is_long = self._long is not None and self._long.plan_id == plan_id
-        return is_waiting or is_long or (self._aside is not None and self._aside[0].plan_id == plan_id)
+        waiting = (*self._queue, *(command for command, _ in self._later))
+        is_here = any(one.plan_id == plan_id for one in (*waiting, *self._in_work))
+        return is_here or (self._aside is not None and self._aside[0].plan_id == plan_id)
 
     def _next_plan(self, is_aside: Callable[[Plan], bool] | None) -> _Begun | None:
         """Return the next plan of the queue. One for the other thread waits for its turn there."""
-        if not self._queue:
+        if (plan := self._first()) is None:
             return None
         command = self._queue.popleft()
-        payload = self._table.read(command.slot, command.plan_id)
-        if payload is None or command.plan_id in self._results:
-            self._flight.skipped(command.plan_id)
-            return None
-        plan = decode_plan(payload)
         if is_aside is None or not is_aside(plan):
             return self._begin(command, plan)
         self._later.append((command, plan))
+        return None
+
+    def _first(self) -> Plan | None:
+        """Return the first plan of the queue, which stays there; those before it that are obsolete or done do not."""
+        while self._queue:
+            command = self._queue[0]
+            payload = self._table.read(command.slot, command.plan_id)
+            if payload is not None and command.plan_id not in self._results:
+                return decode_plan(payload)
+            self._flight.skipped(self._queue.popleft().plan_id)
         return None
 
     def _begin(self, command: Run, plan: Plan) -> _Begun:
@@ -176,11 +181,12 @@ class PlanLoop:
         turn = self._actor.turn if plan.COMPUTES else IN_NO_TURN
         with turn:
             begun, waited_ns = replace(begun, started_ns=time.monotonic_ns()), turn.waited_ns  # waiting for the turn is no work
-            self._long = long = _Long(begun.plan_id, plan.units // 2 if plan.units > LEAST_UNITS else 0)
+            in_work = _InWork(begun.plan_id, plan.units // 2 if plan.units > LEAST_UNITS else 0)
+            self._in_work.append(in_work)
             with self._status.step(begun.plan_id, self._limit.ceiling_s if units is None else self._limit.limit_s(units)):
                 result = self._attempt(begun, plan)
-            self._long = None
-            waited_ns = turn.waited_ns - waited_ns + long.short_ns
+            self._in_work.pop()
+            waited_ns = turn.waited_ns - waited_ns + in_work.others_ns
             if units is not None:
                 self._limit.took(units, (time.monotonic_ns() - begun.started_ns - waited_ns) / 1e9)
                 self._status.set_step_cost(int(1e9 * self._limit.worst_s) or 1)
@@ -191,26 +197,22 @@ class PlanLoop:
         """Do plans that have arrived, in a break of the one in work. All of them together have at most half of its units, so it is not
         held up for long; one of ``LEAST_UNITS`` or less has no breaks. Returns whether there was one. For ``execute``, where what it
         computes next depends on no memory that others write."""
-        if (long := self._long) is None or not long.room or self._actor.ending:
+        if not self._in_work or not (long := self._in_work[-1]).room or self._actor.ending:
             return False
         self._take()
         was_one = False
-        while self._queue and (payload := self._table.read(self._queue[0].slot, self._queue[0].plan_id)) is not None:
-            plan = decode_plan(payload)
-            if not plan.COMPUTES or plan.units > long.room:
-                break
+        while (plan := self._first()) is not None and plan.units <= long.room:
             was_one = True
             long.room -= plan.units
             self._do_between(long, self._begin(self._queue.popleft(), plan))
         return was_one
 
-    def _do_between(self, long: _Long, begun: _Begun) -> None:
+    def _do_between(self, long: _InWork, begun: _Begun) -> None:
         """Do a plan as a step of its own within the one in work, which has the rest of its time afterwards."""
         paused_ns, deadline_ns = time.monotonic_ns(), self._status.step_deadline_ns
         self._status.end_step()
         self._do(begun)
-        self._long = long
-        long.short_ns += time.monotonic_ns() - paused_ns
+        long.others_ns += time.monotonic_ns() - paused_ns
         self._status.begin_step(long.plan_id, max(0, deadline_ns - paused_ns) / 1e9)
 
     def _begin_aside(self) -> None:

@@ -8,6 +8,7 @@ import pytest
 from mmrt.actors.host import plan_loop
 from mmrt.actors.host.plan_checks import still_wanted
 from mmrt.actors.host.plan_loop import KEPT_RESULTS, PlanLoop, serve_plans
+from mmrt.runtime.bus.copy_plans import Load, LoadChunk
 from mmrt.runtime.bus.messages import Died, Done, ItemError, PlanDone, Result, Run, Skipped, ToController, Welcome
 from mmrt.runtime.bus.plans import Plan, Prefill, PrefillChunk
 from mmrt.runtime.bus.wire import encode
@@ -377,6 +378,27 @@ def test_a_command_that_is_repeated_in_a_break_is_not_done_again(work: Work) -> 
     long = breaks.write(0, 7, LONG)
     sent = breaks.serve([long], [long], [breaks.write(1, 8, SHORT)], [long])
     assert breaks.done.count(LONG) == 1 and [plan_id for plan_id, _ in sent] == [8, 7, 7]
+
+
+def test_a_command_that_is_repeated_in_a_break_of_a_break_holds_up_no_other(work: Work) -> None:
+    breaks = Breaks(work, 2)
+    long = breaks.write(0, 7, 2 * LONG)
+    sent = breaks.serve([long], [breaks.write(1, 8, 500)], [long], [], [breaks.write(2, 9, 50)])
+    assert [plan_id for plan_id, _ in sent] == [8, 9, 7]
+
+
+def test_an_obsolete_command_holds_up_no_plan_in_a_break(work: Work) -> None:
+    breaks = Breaks(work)
+    sent = breaks.serve([breaks.write(0, 7, LONG)], [Run(1, 3, 6), breaks.write(1, 8, SHORT)])
+    assert [plan_id for plan_id, _ in sent] == [8, 7]
+
+
+def test_pages_are_loaded_in_a_break(work: Work) -> None:
+    breaks = Breaks(work)
+    long = breaks.write(0, 7, LONG)
+    work.plan = Load([LoadChunk(0, 1, 0, 0, SHORT, [], [])])
+    sent = breaks.serve([long], [work.write(1, 8)])
+    assert [plan_id for plan_id, _ in sent] == [8, 7]
 
 
 def test_the_time_of_a_short_plan_is_not_the_long_ones(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
