@@ -58,12 +58,13 @@ DEVICE_BYTES = {"H200": 141 * 10**9, "H20": 96 * 10**9}  # memory of devices tha
 
 def simulated_limits(config: RuntimeConfig, costs: Costs, num_devices: int = 1) -> Limits:
     """The machine's limits in a run of this configuration with the costs' model. Pools that are not configured have their least sizes,
-    on known devices what they have room for: ``num_devices`` hold KV pages, and one pool has the pages of all. Raises: ConfigError."""
+    on known devices what they have room for: ``num_devices`` hold KV pages, and one pool has the pages of all. Plans have no breaks
+    here, so a prompt alone is cut as beside others. Raises: ConfigError."""
     model = for_run(costs.model, config.media)
     total = num_devices * DEVICE_BYTES.get(costs.device, 0)
     room = DeviceRoom(total, total - num_devices * weight_bytes(model)) if config.model.on_cuda and total else None
     limits = limits_of(config, plan_layout(config, facts_of(model, config.memory.kv_page_tokens), model.dtype, room), model)
-    return replace(limits, positions=remembered(limits.positions))
+    return replace(limits, positions=remembered(limits.positions), has_breaks=False)
 
 
 def remembered(positions: Positions, most_bytes: int = 64 << 20) -> Positions:

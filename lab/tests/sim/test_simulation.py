@@ -62,6 +62,14 @@ def test_every_request_ends_once_and_everything_is_given_back(arguments: tuple[s
         assert all(steps.commits[before[1]] < steps.commits[after[0]] for before, after in pairwise(steps.of(record)))
 
 
+def test_a_prompt_alone_is_cut_since_nothing_interrupts_its_plans() -> None:
+    costs = make_costs(**FREE | {"prefill": Line(per_unit_s=4e-4)})
+    simulation, _ = simulate_costs(costs, "--num-requests", "3", "--concurrency", "1", "--no-caches", "--input-tokens", "1201")
+    assert simulation.works is not None
+    works = [work for works in simulation.works.values() for work in works if work.step == "prefill"]
+    assert len(works) > 3 and all(work.end_ns - work.begin_ns < 0.25e9 for work in works), "a plan of a request takes 0.2 s at most"
+
+
 def test_rows_whose_pages_last_are_left_out_of_the_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     next_tick_s, num_left_out = Controller.next_tick_s, 0
 
