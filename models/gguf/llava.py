@@ -40,7 +40,9 @@ def tower_fields(contents: Contents, tower: Contents, config: Fields) -> dict[st
     has_tiles, own = _NEWLINE in tower.types, dict[str, Any]()
     if has_tiles and facts.has("image_grid_pinpoints"):
         sides = facts.integers("image_grid_pinpoints", least=1)
-        own["image_grid_pinpoints"] = [list(pair) for pair in zip(sides[::2], sides[1::2], strict=False)]
+        if len(sides) % 2:
+            raise facts.error("image_grid_pinpoints", f"is {list(sides)}, expected pairs of sides")
+        own["image_grid_pinpoints"] = [list(pair) for pair in zip(sides[::2], sides[1::2], strict=True)]
     fields: Fields = {
         **own,
         "model_type": "llava_next" if has_tiles else "llava",

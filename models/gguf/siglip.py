@@ -3,13 +3,12 @@ file. Pure."""
 
 import math
 import re
-from collections.abc import Sequence
 
 from ..checkpoint.gguf_towers import has_swapped_names
 from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
 from .contents import Contents, Fields
-from .tower_facts import check_width, facts_of, shape_of, with_controls
+from .tower_facts import check_width, facts_of, shape_of, tokens_of, with_controls
 
 _PICTURE = "<image_soft_token>"
 _NAMES = {"boi_token_index": "<start_of_image>", "image_token_index": _PICTURE, "eoi_token_index": "<end_of_image>"}
@@ -24,7 +23,7 @@ _UNTOLD, _EPSILON = 1e-5, 1e-6  # what converters write where a checkpoint does 
 def with_picture_tokens(contents: Contents) -> Contents:
     """With the tokens that stand at pictures as control tokens. Most files lack the one of a picture's rows, which lies behind their
     vocabulary: the last unused token, which no text has, gets its name. Raises: CheckpointError."""
-    tokens: Sequence[str] = contents.metadata.get("tokenizer.ggml.tokens") or []
+    tokens = tokens_of(contents)
     if absent := [token for token in _NAMES.values() if token not in tokens and token != _PICTURE]:
         raise CheckpointError(f"{contents.where}: tokenizer.ggml.tokens has no {absent[0]!r}, which stands at pictures")
     named = list(tokens)
@@ -62,7 +61,7 @@ def gemma3_fields(contents: Contents, tower: Contents, config: Fields) -> dict[s
 
 def smolvlm_fields(contents: Contents, tower: Contents, config: Fields) -> dict[str, Fields]:
     """As ``towers.tower_fields``. Raises: CheckpointError."""
-    facts, tokens = facts_of(tower), contents.metadata.get("tokenizer.ggml.tokens") or []
+    facts, tokens = facts_of(tower), tokens_of(contents)
     check_width(contents, tower, shape_of(tower, "mm.model.fc.weight")[0])
     if _PLACEHOLDER not in tokens:
         raise CheckpointError(f"{contents.where}: tokenizer.ggml.tokens has no {_PLACEHOLDER!r}, which stands at pictures")

@@ -14,6 +14,7 @@ from tokenizers.models import BPE
 from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
 from ..text.tokenizer_trial import MAX_ADDED_TOKENS
+from .contents import strings_of
 from .fields import END_TOKENS, token_of
 from .sentence_pieces import make_pieces, pieces_of
 
@@ -118,7 +119,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], where: str) -> t
 
 def _merges(metadata: Mapping[str, Any], where: str) -> list[tuple[str, str]]:
     found = list[tuple[str, str]]()
-    for pair in _strings(metadata, "tokenizer.ggml.merges", where):
+    for pair in strings_of(metadata, "tokenizer.ggml.merges", where):
         first, space, second = pair.partition(" ")
         if not space:
             raise CheckpointError(f"{where}: tokenizer.ggml.merges has {pair!r}, expected two tokens with a space between")
@@ -143,7 +144,7 @@ def _pre_tokenizer(splitting: _Splitting) -> pre_tokenizers.PreTokenizer:
 
 def _tokens(metadata: Mapping[str, Any], where: str) -> tuple[list[str], list[int]]:
     """The tokens and their kinds. Those that end answers are control tokens, also where a file does not say so."""
-    tokens = _strings(metadata, "tokenizer.ggml.tokens", where)
+    tokens = strings_of(metadata, "tokenizer.ggml.tokens", where)
     kinds = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
     if not isinstance(kinds, list) or not all(type(kind) is int for kind in kinds):
         raise CheckpointError(f"{where}: tokenizer.ggml.token_type is no list of integers")
@@ -159,10 +160,3 @@ def _tokens(metadata: Mapping[str, Any], where: str) -> tuple[list[str], list[in
 
 def _of_kind(kind: int, tokens: list[str], kinds: list[int]) -> list[str]:
     return [token for token, its in zip(tokens, kinds, strict=True) if its == kind]
-
-
-def _strings(metadata: Mapping[str, Any], key: str, where: str) -> list[str]:
-    found = metadata.get(key)
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise CheckpointError(f"{where}: {key} is missing, or no list of strings")
-    return found

@@ -1,11 +1,11 @@
 """What files with towers (mmproj) of all kinds say. Pure."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
-from .contents import Contents
+from .contents import Contents, strings_of
 
 _CONTROL = 3  # a kind of tokens
 
@@ -27,15 +27,20 @@ def shape_of(contents: Contents, name: str, axes: int = 2) -> tuple[int, ...]:
 def check_activation(tower: Contents, *choices: str) -> str:
     """The activation that a tower's flags tell, one of ``choices``. Raises: CheckpointError for another."""
     told = JsonObject(tower.metadata, tower.where)
-    found = next((name for name in ("gelu", "silu") if told.boolean(f"clip.use_{name}", default=False)), "quick_gelu")
+    found = " and ".join(name for name in ("gelu", "silu") if told.boolean(f"clip.use_{name}", default=False)) or "quick_gelu"
     if found not in choices:
-        raise told.error(f"clip.use_{choices[0]}", f"is false, and the activation {found}, expected {' or '.join(choices)}")
+        raise told.error("clip.use_gelu and clip.use_silu", f"tell of {found}, expected {' or '.join(choices)}")
     return found
+
+
+def tokens_of(contents: Contents) -> list[str]:
+    """A model's vocabulary. Raises: CheckpointError."""
+    return strings_of(contents.metadata, "tokenizer.ggml.tokens", contents.where)
 
 
 def with_controls(contents: Contents, names: Collection[str]) -> Contents:
     """A model's file in which tokens of these names are control tokens. Raises: CheckpointError if it lacks one."""
-    tokens: Sequence[str] = contents.metadata.get("tokenizer.ggml.tokens") or []
+    tokens = tokens_of(contents)
     if absent := [name for name in names if name not in tokens]:
         raise CheckpointError(f"{contents.where}: tokenizer.ggml.tokens has no {absent[0]!r}, which stands at media")
     kinds = contents.metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))

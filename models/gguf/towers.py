@@ -17,7 +17,7 @@ from . import gemma4, glm, internvl, llava, pixtral
 from .contents import Contents, Fields
 from .fields import OMNI, TOWER, architecture_of
 from .siglip import gemma3_fields, smolvlm_fields, with_picture_tokens
-from .tower_facts import check_width, facts_of, shape_of
+from .tower_facts import check_width, facts_of, shape_of, tokens_of
 
 _VISION = "clip.vision."
 _OWN = {  # of families whose towers are not Qwen's
@@ -86,7 +86,7 @@ def tower_fields(contents: Contents, tower: Contents, config: Fields) -> dict[st
         return own(contents, tower, config)
     facts, text = facts_of(tower), JsonObject(contents.metadata, contents.where)
     published = _PUBLISHED["qwen2" if name == "qwen2vl" else "qwen3"]
-    tokens: Sequence[str] = contents.metadata.get("tokenizer.ggml.tokens") or []
+    tokens = tokens_of(contents)
     ids = _OMNI_IDS if family == OMNI else _IDS
     if absent := [token for token in ids.values() if token not in tokens]:
         raise CheckpointError(f"{contents.where}: tokenizer.ggml.tokens has no {absent[0]!r}, which stands at media")

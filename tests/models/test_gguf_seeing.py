@@ -214,11 +214,22 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "InternVL with SiLU": (
         "internvl",
         {"clip.use_gelu": False, "clip.use_silu": True},
-        "clip.use_gelu is false, and the activation silu, expected gelu",
+        "clip.use_gelu and clip.use_silu tell of silu, expected gelu",
     ),
     "Pixtral with another norm": ("mistral3", {"clip.vision.attention.layer_norm_epsilon": 1e-6}, "is 1e-06, expected 1e-05"),
     "LLaVA that sees another layer": ("llava", {"clip.vision.feature_layer": [1, 3]}, r"feature_layer is \[1, 3\], expected that of"),
-    "LLaVA with GELU": ("llava", {"clip.use_gelu": True}, "use_quick_gelu is false, and the activation gelu"),
+    "LLaVA with GELU": ("llava", {"clip.use_gelu": True}, "clip.use_silu tell of gelu, expected quick_gelu"),
+    "two activations": ("internvl", {"clip.use_silu": True}, "tell of gelu and silu, expected gelu"),
+    "half a pair of sides": (
+        "llava_next",
+        {"clip.vision.image_grid_pinpoints": [58, 116, 116]},
+        r"image_grid_pinpoints is \[58, 116, 116\], expected pairs of sides",
+    ),
+    "fewer tiles than the least": (
+        "internvl",
+        {"clip.vision.preproc_min_tiles": 13},
+        "max_patches is 12, expected at least min_patches, 13",
+    ),
     "fewer blocks of GLM": ("glm4v", {"clip.vision.block_count": 2}, r"'visual.blocks.2\..* is none of this model's"),
 }
 
@@ -239,6 +250,14 @@ def test_towers_that_cannot_be(folders: Folders, tmp_path: Path, fault: str) -> 
 def test_a_vocabulary_without_a_token_at_pictures(folders: Folders, tmp_path: Path, family: str, token: str) -> None:
     file = renamed(folders(family) / "model.gguf", tmp_path / "model.gguf", {token: "no"})
     with pytest.raises(CheckpointError, match=f"tokenizer.ggml.tokens has no '{re.escape(token)}', which stands at"):
+        gguf_directory(file, tmp_path / "home", tower=folders(family) / "mmproj.gguf")
+
+
+@pytest.mark.parametrize("family", ["gemma3_seeing", "smolvlm", "llava"])
+@pytest.mark.parametrize("tokens", [7, [7, 8]])
+def test_a_vocabulary_that_is_no_list_of_words(folders: Folders, tmp_path: Path, family: str, tokens: Any) -> None:
+    file = with_fields(folders(family) / "model.gguf", tmp_path / "model.gguf", {TOKENS: tokens})
+    with pytest.raises(CheckpointError, match="tokenizer.ggml.tokens is missing, or no list of strings"):
         gguf_directory(file, tmp_path / "home", tower=folders(family) / "mmproj.gguf")
 
 

@@ -43,6 +43,8 @@ def parse_rules(files: CheckpointFiles, vision: VisionConfig) -> VisionRules:
     if not video.boolean("initial_shift", default=True):
         raise video.error("initial_shift", "is false; only frames from the middle of their parts of a video are supported")
     least, most = image.integer("min_patches", default=1, most=_MOST_TILES), image.integer("max_patches", default=12, most=_MOST_TILES)
+    if most < least:
+        raise image.error("max_patches", f"is {most}, expected at least min_patches, {least}")
     num_frames = video.integer("num_frames", default=0, least=0)
     return VisionRules(
         patch_size=vision.patch_size,
