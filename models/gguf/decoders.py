@@ -1,5 +1,7 @@
 """What the decoders of some architectures have in config.json beside, or in another way than, all others. Pure."""
 
+import math
+
 from ..checkpoint.json_fields import JsonObject
 from .contents import LONG_FACTORS, SHORT_FACTORS, Contents, Fields
 
@@ -100,13 +102,16 @@ def seed_oss(facts: JsonObject, fields: Fields, contents: Contents) -> Fields:
 
 
 def mistral3(facts: JsonObject, fields: Fields, contents: Contents) -> Fields:
-    """Of Ministral 3 yarn multiplies nothing, and queries grow beyond the context of its training. Raises CheckpointError."""
-    fields = {**fields, "sliding_window": None}
-    if not facts.has("attention.temperature_scale"):
-        return fields
-    scales = {"mscale": 1.0, "mscale_all_dim": facts.number("rope.scaling.yarn_log_multiplier", default=1.0)}
-    rope = {key: value for key, value in fields["rope_parameters"].items() if key != "attention_factor"} | scales
-    return {**fields, "rope_parameters": {**rope, LONGER_QUERIES: facts.number("attention.temperature_scale")}}
+    """Of Ministral 3 yarn multiplies nothing, and queries grow beyond the context of its training: a file tells both by a number, and 0
+    is as none. Raises CheckpointError."""
+    rope = {**fields["rope_parameters"]}
+    share = facts.number("rope.scaling.yarn_log_multiplier", default=0.0, least=0)
+    if share and rope.get("rope_type") == "yarn":
+        usual = 0.1 * math.log(max(rope["factor"], 1.0))
+        rope["attention_factor"] = rope.get("attention_factor", 1 + usual) / (1 + share * usual)
+    if growth := facts.number("attention.temperature_scale", default=0.0, least=0):
+        rope[LONGER_QUERIES] = growth
+    return {**fields, "sliding_window": None, "rope_parameters": rope}
 
 
 def _with_part(facts: JsonObject, fields: Fields) -> Fields:

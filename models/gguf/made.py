@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 MADE_OF = "made_of.json"  # in a directory: the files that it depends on, also those that might have been taken
 UNUSED = "unused_towers.json"  # why each file beside the model that may be its part that sees is not used
-_FORMAT = 8  # of the directories: another number makes all anew
+_FORMAT = 9  # of the directories: another number makes all anew
 
 
 class Made(NamedTuple):

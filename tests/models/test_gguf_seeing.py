@@ -2,6 +2,7 @@
 ``test_gguf_towers`` has Qwen's."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -259,6 +260,28 @@ def test_a_vocabulary_that_is_no_list_of_words(folders: Folders, tmp_path: Path,
     file = with_fields(folders(family) / "model.gguf", tmp_path / "model.gguf", {TOKENS: tokens})
     with pytest.raises(CheckpointError, match="tokenizer.ggml.tokens is missing, or no list of strings"):
         gguf_directory(file, tmp_path / "home", tower=folders(family) / "mmproj.gguf")
+
+
+ROPE, GROWTH = "mistral3.rope.scaling.", "mistral3.attention.temperature_scale"
+TIMES = 1 + 0.1 * math.log(YARN["factor"])  # what yarn itself multiplies by
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor"),
+    [
+        ({GROWTH: None}, 1.0),
+        ({GROWTH: 0.0}, 1.0),
+        ({f"{ROPE}yarn_log_multiplier": None}, TIMES),
+        ({f"{ROPE}yarn_log_multiplier": 0.0, GROWTH: None}, TIMES),
+        ({f"{ROPE}yarn_log_multiplier": 0.5, f"{ROPE}attn_factor": 2.0}, 2 * TIMES / (0.5 + 0.5 * TIMES)),
+    ],
+)
+def test_what_yarn_multiplies_by_in_ministral_3(folders: Folders, tmp_path: Path, changes: dict[str, Any], factor: float) -> None:
+    """As llama.cpp does, whether queries grow or not: of Mistral's own files its converter writes 0 where yarn multiplies."""
+    file = with_fields(folders("ministral3") / "model.gguf", tmp_path / "model.gguf", changes)
+    config = load_model_config(gguf_directory(file, tmp_path / "home", tower=folders("ministral3") / "mmproj.gguf"))
+    assert [rope.factor for rope in config.language.ropes] == pytest.approx([factor])
+    assert config.max_context == (8192 if changes.get(GROWTH, 1) else 4 * 8192), "queries that grow are known up to there"
 
 
 def test_the_decoder_of_a_text_model_is_none_of_a_glm_that_sees(folders: Folders, tmp_path: Path) -> None:
