@@ -2,18 +2,22 @@
 and its server one that ends, or another run of mmrt."""
 
 import json
+import socket
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from mmrt.models.families.registry import FAMILIES
+from mmrt_lab.peers import rows
 from mmrt_lab.peers.rows import compared, complaint, main
 from mmrt_lab.peers.rows_table import Row, table
 from mmrt_lab.peers.shapes import SHAPES, recipe_of, text_of
 
 REFUSES = 'import sys\nprint("ERROR:hf-to-gguf:Model X is not supported", file=sys.stderr)\nsys.exit(1)\n'
 WRITES = 'import sys\nopen(sys.argv[sys.argv.index("--outfile") + 1], "w").write("a file")\n'
+HANGS = f"{WRITES}import time\ntime.sleep(600)\n"
 ENDS = '#!/bin/sh\necho "error: no such tensor in $2"\nexit 3\n'
 SERVES = f"""#!/bin/sh
 while [ $# -gt 0 ]; do
@@ -68,6 +72,37 @@ def test_a_family_that_is_not_converted_has_the_reason(tmp_path: Path, capsys: p
     capsys.readouterr()
     assert main(arguments) == 0  # nothing is done again
     assert capsys.readouterr().out.startswith("| family |")
+
+
+def test_a_converter_that_does_not_end_leaves_nothing_but_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the families behind it have their rows."""
+    monkeypatch.setattr(rows, "_SECONDS", 5)
+    source, folder = llama_cpp(tmp_path / "source", HANGS), tmp_path / "rows" / "minicpmv4_7"
+    assert main([str(source), str(tmp_path / "rows"), "minicpmv4_7"]) == 0
+    assert "- `minicpmv4_7`: the converter: it took more than 5 s" in (tmp_path / "rows" / "table.md").read_text()
+    assert {file.name for file in folder.iterdir()} == {"refused.txt", "row.json"}
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{", b"?\r\n"]
+)
+def test_a_server_that_answers_nonsense_is_the_reason_of_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
+    place = rows.place_of(tmp_path)
+    place.refused.touch()
+    place.model.touch()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(rows, "_measure", lambda *_: rows.greedy(url))
+        row = rows.row_of("llama", SHAPES["llama"], tmp_path, place, 1)
+    assert row.reasons and not row.values
 
 
 @pytest.mark.slow

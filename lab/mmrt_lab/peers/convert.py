@@ -18,6 +18,7 @@ from typing import Any
 from .converter_config import converter_config, converter_name, converter_processor, converter_tokenizer, model_options
 
 _KIND = "qwen2"  # of a tokenizer of bytes
+SCRATCH = "converting-"  # how the directory begins that the converter reads, beside the files
 _INDEX = "model.safetensors.index.json"  # has the tensors' names; without it all files are read
 
 
@@ -29,7 +30,7 @@ def main() -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     _rename_tensors(config["model_type"])
     files = {"model": model_options(config)} | ({"mmproj": ("--mmproj",)} if {"vision_config", "audio_config"} & {*config} else {})
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=SCRATCH) as scratch:
         seen = Path(scratch) / checkpoint.name
         _link(checkpoint, seen, converter_config(config))
         for name, more in files.items():

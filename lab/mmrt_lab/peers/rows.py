@@ -31,6 +31,7 @@ from mmrt.runtime.config.sections import ModelSection, SchedulingSection, Server
 
 from ..micro.sides import SidesBench, loads_of
 from ..micro.sides import measure as measure_sides
+from .convert import SCRATCH
 from .llama_server import llama_server
 from .rows_table import TEXT_TOKENS, Row, table
 from .shapes import SHAPES, Shape, recipe_of, text_of
@@ -108,8 +109,14 @@ def prepare(family: str, shape: Shape, source: Path, place: Place) -> None:
     if not place.checkpoint.exists():
         write_checkpoint(recipe_of(family, shape), place.checkpoint)
     command = [sys.executable, "-m", "mmrt_lab.peers.convert", str(source), str(place.checkpoint), str(place.folder)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_SECONDS, check=False)
-    refused = "" if done.returncode == 0 else complaint(done.stdout.decode(errors="replace"))
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_SECONDS, check=False)
+        refused = "" if done.returncode == 0 else complaint(done.stdout.decode(errors="replace"))
+    except subprocess.TimeoutExpired:
+        refused = f"it took more than {_SECONDS} s"
+        place.model.unlink(missing_ok=True)  # which may be a part of the file
+        for scratch in place.folder.glob(f"{SCRATCH}*"):
+            shutil.rmtree(scratch)
     if refused:
         place.mmproj.unlink(missing_ok=True)
     if refused and not place.model.exists():
@@ -130,7 +137,7 @@ def row_of(family: str, shape: Shape, source: Path, place: Place, num_threads: i
         return Row(family=family, shape=text_of(shape), reasons=reasons)
     try:
         same, bench = _measure(shape, source, place, num_threads)
-    except (BenchError, OwnRunError, OSError) as error:
+    except (BenchError, OwnRunError, OSError, http.client.HTTPException, ValueError) as error:
         return Row(family=family, shape=text_of(shape), reasons=[*reasons, str(error).replace(f"{place.folder}/", "")])
     medians = {
         figure: tuple(statistics.median(sides[side]) if sides[side] else None for side in ("mmrt", "llama"))
@@ -161,7 +168,7 @@ def _measure(shape: Shape, source: Path, place: Place, num_threads: int) -> tupl
 
 
 def greedy(url: str) -> str:
-    """The most likely answer to a prompt of text. Raises: BenchError, OSError."""
+    """The most likely answer to a prompt of text. Raises: BenchError, OSError, HTTPException; ValueError for what is no JSON."""
     body = {"prompt": _PROMPT, "max_tokens": _GREEDY_TOKENS, "temperature": 0, "ignore_eos": True}
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=_REQUEST_S)
     try:
