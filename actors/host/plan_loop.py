@@ -69,11 +69,17 @@ class _Begun:
 
 @dataclass
 class _InWork:
-    """A plan in work in the loop's thread. In its breaks others can be done, of ``room`` units more; they took ``others_ns``."""
+    """A plan in work in the loop's thread. In breaks others of at most ``most_units`` can be done, which so far took ``others_ns``."""
 
     plan_id: int
-    room: int
+    most_units: int
+    began_ns: int
     others_ns: int = 0
+
+    @property
+    def gives_way(self) -> bool:
+        """Return whether it has had as much time as others in its breaks."""
+        return 2 * self.others_ns <= time.monotonic_ns() - self.began_ns
 
 
 class PlanLoop:
@@ -181,7 +187,7 @@ class PlanLoop:
         turn = self._actor.turn if plan.COMPUTES else IN_NO_TURN
         with turn:
             begun, waited_ns = replace(begun, started_ns=time.monotonic_ns()), turn.waited_ns  # waiting for the turn is no work
-            in_work = _InWork(begun.plan_id, plan.units // 2 if plan.units > LEAST_UNITS else 0)
+            in_work = _InWork(begun.plan_id, plan.units // 2 if plan.units > LEAST_UNITS else 0, begun.started_ns)
             self._in_work.append(in_work)
             with self._status.step(begun.plan_id, self._limit.ceiling_s if units is None else self._limit.limit_s(units)):
                 result = self._attempt(begun, plan)
@@ -194,16 +200,15 @@ class PlanLoop:
         self._watch_aside()
 
     def do_short(self) -> bool:
-        """Do plans that have arrived, in a break of the one in work. All of them together have at most half of its units, so it is not
-        held up for long; one of ``LEAST_UNITS`` or less has no breaks. Returns whether there was one. For ``execute``, where what it
-        computes next depends on no memory that others write."""
-        if not self._in_work or not (long := self._in_work[-1]).room or self._actor.ending:
+        """Do plans that have arrived, in a break of the one in work. Each has at most half of its units, and begins when it has had as
+        much time as those before: so neither waits for long, as if it were cut. One of ``LEAST_UNITS`` or less has no breaks. Returns
+        whether there was one. For ``execute``, where what it computes next depends on no memory that others write."""
+        if not self._in_work or not (long := self._in_work[-1]).most_units or self._actor.ending:
             return False
         self._take()
         was_one = False
-        while (plan := self._first()) is not None and plan.units <= long.room:
+        while (plan := self._first()) is not None and plan.units <= long.most_units and long.gives_way:
             was_one = True
-            long.room -= plan.units
             self._do_between(long, self._begin(self._queue.popleft(), plan))
         return was_one
 

@@ -113,7 +113,7 @@ class Limits:
     embedding_cache: bool = True  # media of equal content are analysed and encoded once
     prefix_cache: bool = False
     prefill_ranks: int = 1  # stages of prefill's pipeline, each with a range of the layers (RS1): its actors; 1: there is none
-    has_breaks: bool = False  # prefill does short plans between the layers of a long one, of half of its tokens at most together
+    has_breaks: bool = False  # prefill does plans between the layers of one that is twice as long
     first_tokens: bool = False  # prefill draws them where it can: see ``Answer.begins_in_prefill``
     snapshot_tokens: int = 256  # least between the first snapshots of a prompt: a copy of its states is worth that
     learnt_tokens: int = 1024  # that a prompt has in common with others behind its last snapshot: it leaves one there

@@ -1,11 +1,12 @@
 """The loop around plans: each is done once and answered as often as it is asked for."""
 
 import threading
+import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
-from mmrt.actors.host import plan_loop
 from mmrt.actors.host.plan_checks import still_wanted
 from mmrt.actors.host.plan_loop import KEPT_RESULTS, PlanLoop, serve_plans
 from mmrt.runtime.bus.copy_plans import Load, LoadChunk
@@ -328,6 +329,7 @@ class Breaks:
         self.work, self.num_breaks = work, num_breaks
         self.done: list[object] = []
         self.steps: list[int] = []
+        self.do_short = PlanLoop.do_short
 
     def write(self, slot: int, plan_id: int, num_tokens: int, row: int = 0) -> Run:
         self.work.plan = Prefill([PrefillChunk(row, 1, 0, 0, num_tokens, [])])
@@ -336,7 +338,7 @@ class Breaks:
     def execute(self, plan: Plan) -> Result:
         self.done.append(plan.units)
         for _ in range(self.num_breaks):
-            self.done.append(self.plans.do_short())
+            self.done.append(self.do_short(self.plans))
             reading = self.work.actor._actors.read("prefill")
             assert reading.step_deadline_ns > reading.step_start_ns
             self.steps.append(reading.step_plan)
@@ -360,11 +362,38 @@ def test_a_short_plan_is_done_in_a_break_of_a_long_one(work: Work) -> None:
     assert after.step_deadline_ns == 0
 
 
-def test_a_plan_waits_for_a_long_one_of_which_others_have_had_half(work: Work) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The time in ns, which stands still but for the test."""
+    now_ns = [0]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns[0])
+    return now_ns
+
+
+def test_a_plan_of_more_than_half_of_a_long_one_waits_for_its_end(work: Work) -> None:
     breaks = Breaks(work, 3)
-    runs = [breaks.write(slot, 6 + slot, SHORT) for slot in (1, 2)]
-    sent = breaks.serve([breaks.write(0, 6, LONG)], runs[:1], runs[1:])
-    assert [plan_id for plan_id, _ in sent] == [7, 6, 8]
+    sent = breaks.serve([breaks.write(0, 7, LONG)], [breaks.write(1, 8, LONG // 2 + 1)])
+    assert [plan_id for plan_id, _ in sent] == [7, 8]
+
+
+def test_a_long_plan_has_as_much_time_as_those_in_its_breaks(work: Work, clock: list[int]) -> None:
+    """Breaks are 100 ns apart, and a short plan takes 200. Three come at once."""
+    breaks = Breaks(work, 6)
+    do_short, at = PlanLoop.do_short, list[int]()
+
+    def takes_time(loop: PlanLoop) -> bool:
+        if loop._in_work[-1].plan_id != 7:
+            clock[0] += 200 // 6 + 1
+            return do_short(loop)
+        clock[0] += 100
+        at.append(clock[0])
+        return do_short(loop)
+
+    breaks.do_short = takes_time
+    breaks.serve([breaks.write(0, 7, LONG)], [breaks.write(slot, 7 + slot, SHORT) for slot in (1, 2, 3)])
+    durations = [after - before for before, after in pairwise(at)]
+    short_ns = 6 * (200 // 6 + 1)
+    assert durations == [100 + short_ns, 100, 100 + short_ns, 100, 100 + short_ns]
 
 
 def test_a_plan_that_is_not_long_has_no_breaks(work: Work) -> None:
@@ -380,7 +409,7 @@ def test_a_command_that_is_repeated_in_a_break_is_not_done_again(work: Work) -> 
     assert breaks.done.count(LONG) == 1 and [plan_id for plan_id, _ in sent] == [8, 7, 7]
 
 
-def test_a_command_that_is_repeated_in_a_break_of_a_break_holds_up_no_other(work: Work) -> None:
+def test_a_command_that_is_repeated_in_a_break_of_a_break_holds_up_no_other(work: Work, clock: list[int]) -> None:
     breaks = Breaks(work, 2)
     long = breaks.write(0, 7, 2 * LONG)
     sent = breaks.serve([long], [breaks.write(1, 8, 500)], [long], [], [breaks.write(2, 9, 50)])
@@ -401,16 +430,15 @@ def test_pages_are_loaded_in_a_break(work: Work) -> None:
     assert [plan_id for plan_id, _ in sent] == [8, 7]
 
 
-def test_the_time_of_a_short_plan_is_not_the_long_ones(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    breaks, now_ns = Breaks(work), [0]
-    monkeypatch.setattr(plan_loop.time, "monotonic_ns", lambda: now_ns[0])
+def test_the_time_of_a_short_plan_is_not_the_long_ones(work: Work, clock: list[int]) -> None:
+    breaks = Breaks(work)
     execute = breaks.execute
 
     def timed(plan: Plan) -> Result:
-        now_ns[0] += plan.units * 10**9
+        clock[0] += plan.units * 10**9
         return execute(plan)
 
-    monkeypatch.setattr(breaks, "execute", timed)
+    breaks.execute = timed  # type: ignore[method-assign]
     breaks.serve([breaks.write(0, 7, LONG)], [breaks.write(1, 8, SHORT)])
     sent = [done for done in work.actor.sent if isinstance(done, PlanDone)]
     assert [(done.plan_id, done.elapsed_s) for done in sent] == [(8, SHORT), (7, LONG)]
