@@ -148,9 +148,9 @@ class PlanLoop:
                 self._flight.arrived(message.plan_id)
 
     def _holds(self, plan_id: int) -> bool:
-        waiting = (*self._queue, *(command for command, _ in self._later))
-        is_here = any(one.plan_id == plan_id for one in (*waiting, *self._in_work))
-        return is_here or (self._aside is not None and self._aside[0].plan_id == plan_id)
+        is_waiting = any(command.plan_id == plan_id for command in (*self._queue, *(command for command, _ in self._later)))
+        is_in_work = any(one.plan_id == plan_id for one in self._in_work)
+        return is_waiting or is_in_work or (self._aside is not None and self._aside[0].plan_id == plan_id)
 
     def _next_plan(self, is_aside: Callable[[Plan], bool] | None) -> _Begun | None:
         """Return the next plan of the queue. One for the other thread waits for its turn there."""
@@ -168,7 +168,8 @@ class PlanLoop:
             command = self._queue[0]
             payload = self._table.read(command.slot, command.plan_id)
             if payload is not None and command.plan_id not in self._results:
-                return decode_plan(payload)
+                plan: Plan = decode_plan(payload)
+                return plan
             self._flight.skipped(self._queue.popleft().plan_id)
         return None
 
