@@ -91,7 +91,7 @@ def _recipe(family: str, dimensions: Dimensions) -> CheckpointRecipe:
 
 
 def _text(family: str, dimensions: Dimensions) -> dict[str, Any]:
-    """``text_config``. Half of a head turns in all but GLM-OCR."""
+    """``text_config``. Half of a head turns; in GLM-OCR all of it, which the file says: llama.cpp takes half where it is silent."""
     sizes, is_ocr = dimensions.text, family == "glm_ocr"
     pairs = sizes.get("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"]) // (2 if is_ocr else 4)
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [pairs - 2 * (pairs * 3 // 8), *[pairs * 3 // 8] * 2]}
@@ -101,7 +101,7 @@ def _text(family: str, dimensions: Dimensions) -> dict[str, Any]:
         "attention_bias": not is_ocr,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
-        "rope_parameters": rope if is_ocr else {**rope, "partial_rotary_factor": 0.5},
+        "rope_parameters": {**rope, "partial_rotary_factor": 1.0 if is_ocr else 0.5},
         "tie_word_embeddings": dimensions.tie,
     }
 
