@@ -27,8 +27,9 @@ def decoder_fields(facts: JsonObject, fields: Fields, contents: Contents) -> Fie
     full = [number for number in range(layers) if not has_window[number]]
     kv_heads = _by_layer(contents, "attention.head_count_kv", layers)
     head_dim = facts.integer("attention.key_length_swa")
-    if (turning := facts.integer("rope.dimension_count_swa", default=head_dim)) != head_dim:
-        raise facts.error("rope.dimension_count_swa", f"is {turning}, expected attention.key_length_swa ({head_dim})")
+    for end, size_of_head in (("", fields["head_dim"]), ("_swa", head_dim)):
+        if (turning := facts.integer(f"rope.dimension_count{end}", default=size_of_head)) != size_of_head:
+            raise facts.error(f"rope.dimension_count{end}", f"is {turning}, expected attention.key_length{end} ({size_of_head})")
     own: Fields = {
         "layer_types": ["sliding_attention" if one else "full_attention" for one in has_window[:layers]],
         "sliding_window": facts.integer("attention.sliding_window"),
@@ -101,7 +102,8 @@ def tower_fields(contents: Contents, tower: Contents, config: Fields) -> dict[st
     facts, tokens = facts_of(tower), with_media_tokens(contents).metadata["tokenizer.ggml.tokens"]
     check_width(contents, tower, shape_of(tower, "mm.input_projection.weight")[0])
     vision = _vision_fields(tower, facts)
-    pictures = {"patch_size": vision["patch_size"], "pooling_kernel_size": vision["pooling_kernel_size"]}
+    colours = {name: list(facts.colour(name)) for name in ("image_mean", "image_std")}
+    pictures = {**{name: vision[name] for name in ("patch_size", "pooling_kernel_size")}, "do_normalize": True, **colours}
     processors: Fields = {"image_processor": pictures, "video_processor": pictures}
     own: Fields = {
         "model_type": "gemma4",

@@ -7,7 +7,7 @@ A file has the layers up to the one that is seen. NeXT's has a row that ends eac
 from typing import Any
 
 from .contents import Contents, Fields
-from .tower_facts import check_activation, check_width, facts_of, shape_of, with_controls
+from .tower_facts import check_activation, check_width, facts_of, inner_width, shape_of, with_controls
 
 _PLACEHOLDER = "<image>"
 _NEWLINE = "model.image_newline"
@@ -25,11 +25,10 @@ def tower_fields(contents: Contents, tower: Contents, config: Fields) -> dict[st
     layers, side = facts.integer("block_count", most=1000), facts.integer("image_size")
     if facts.has("feature_layer") and (seen := facts.integers("feature_layer")) != (layers,):
         raise facts.error("feature_layer", f"is {list(seen)}, expected that of the last layer alone ({layers})")
-    inner = {shape_of(tower, f"v.blk.0.ffn_{part}.weight")[0] for part in ("up", "down")} - {facts.integer("embedding_length")}
     vision: Fields = {
         "model_type": "clip_vision_model",
         "hidden_size": facts.integer("embedding_length"),
-        "intermediate_size": max(inner, default=facts.integer("embedding_length")),
+        "intermediate_size": inner_width(tower),
         "num_hidden_layers": layers,
         "num_attention_heads": facts.integer("attention.head_count"),
         "patch_size": facts.integer("patch_size"),

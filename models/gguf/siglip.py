@@ -4,11 +4,9 @@ file. Pure."""
 import math
 import re
 
-from ..checkpoint.gguf_towers import has_swapped_names
-from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
 from .contents import Contents, Fields
-from .tower_facts import check_width, facts_of, shape_of, tokens_of, with_controls
+from .tower_facts import check_activation, check_width, facts_of, inner_width, shape_of, tokens_of, with_controls
 
 _PICTURE = "<image_soft_token>"
 _NAMES = {"boi_token_index": "<start_of_image>", "image_token_index": _PICTURE, "eoi_token_index": "<end_of_image>"}
@@ -88,16 +86,13 @@ def smolvlm_fields(contents: Contents, tower: Contents, config: Fields) -> dict[
 
 
 def _vision_fields(tower: Contents) -> Fields:
-    """vision_config. The width of feed-forwards is that of the tensors: older files tell another. Raises: CheckpointError."""
-    facts, told = facts_of(tower), JsonObject(tower.metadata, tower.where)
-    for key, only in (("clip.use_gelu", True), ("clip.use_silu", False)):
-        if told.boolean(key, default=only) != only:
-            raise told.error(key, f"is {not only}, expected {only}: the towers of these models have GELU")
-    up = "v.blk.0.ffn_down.weight" if has_swapped_names(tower.shapes) else "v.blk.0.ffn_up.weight"
+    """vision_config. Raises: CheckpointError."""
+    facts = facts_of(tower)
+    check_activation(tower, "gelu")
     return {
         "hidden_act": "gelu_pytorch_tanh",
         "hidden_size": facts.integer("embedding_length"),
-        "intermediate_size": shape_of(tower, up)[0],
+        "intermediate_size": inner_width(tower),
         "num_hidden_layers": facts.integer("block_count", most=1000),
         "num_attention_heads": facts.integer("attention.head_count"),
         "layer_norm_eps": facts.number("attention.layer_norm_epsilon"),

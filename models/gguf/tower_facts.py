@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from ..checkpoint.gguf_towers import has_swapped_names
 from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
 from .contents import Contents, strings_of
@@ -31,6 +32,12 @@ def check_activation(tower: Contents, *choices: str) -> str:
     if found not in choices:
         raise told.error("clip.use_gelu and clip.use_silu", f"tell of {found}, expected {' or '.join(choices)}")
     return found
+
+
+def inner_width(tower: Contents) -> int:
+    """Of a layer's feed-forward, as its matrices tell: older files say another, and have the two by each other's names. Raises:
+    CheckpointError."""
+    return shape_of(tower, f"v.blk.0.ffn_{'down' if has_swapped_names(tower.shapes) else 'up'}.weight")[0]
 
 
 def tokens_of(contents: Contents) -> list[str]:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..checkpoint.files import best_tower
-from ..checkpoint.gguf_towers import deepstack_blocks, has_swapped_names
+from ..checkpoint.gguf_towers import deepstack_blocks
 from ..checkpoint.json_fields import JsonObject
 from ..errors import CheckpointError
 from . import gemma4, glm, internvl, llava, pixtral
 from .contents import Contents, Fields
 from .fields import OMNI, TOWER, architecture_of
 from .siglip import gemma3_fields, smolvlm_fields, with_picture_tokens
-from .tower_facts import check_width, facts_of, shape_of, tokens_of
+from .tower_facts import check_width, facts_of, inner_width, shape_of, tokens_of
 
 _VISION = "clip.vision."
 _OWN = {  # of families whose towers are not Qwen's
@@ -153,13 +153,12 @@ def _family(contents: Contents, tower: Contents) -> str:
 
 
 def _vision_fields(contents: Contents, tower: Contents, facts: JsonObject, family: str) -> Fields:
-    """vision_config. The width of feed-forwards and rows is that of the tensors: older files tell another."""
+    """vision_config. The width of rows is that of the tensors: older files tell another."""
     depth, width, rows = facts.integer("block_count", most=1000), facts.integer("embedding_length"), shape_of(tower, _MERGED)[0]
     check_width(contents, tower, rows)
     if not math.isclose(epsilon := facts.number("attention.layer_norm_epsilon", default=_EPSILON), _EPSILON, rel_tol=1e-3):
         raise facts.error("attention.layer_norm_epsilon", f"is {epsilon:g}, expected {_EPSILON:g}")
-    up = "v.blk.0.ffn_down.weight" if has_swapped_names(tower.shapes) else "v.blk.0.ffn_up.weight"
-    inner = shape_of(tower, up)[0]
+    inner = inner_width(tower)
     fields: Fields = {
         "depth": depth,
         "num_heads": facts.integer("attention.head_count"),
@@ -169,7 +168,7 @@ def _vision_fields(contents: Contents, tower: Contents, facts: JsonObject, famil
     }
     if family == "qwen2_vl":
         if inner % width:
-            raise CheckpointError(f"{tower.where}: tensor {up!r} has {inner} rows, expected a multiple of {width}")
+            raise CheckpointError(f"{tower.where}: feed-forwards have {inner} values, expected a multiple of {width}")
         return {**fields, "embed_dim": width, "hidden_size": rows, "mlp_ratio": inner // width}
     fields |= {"hidden_size": width, "intermediate_size": inner, "out_hidden_size": rows}
     if family in ("qwen2_5_vl", OMNI):

@@ -210,8 +210,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"clip.vision.projector.scale_factor": 3},
         "mm_tokens_per_image is 25, expected a square that divides 16 x 16",
     ),
-    "no GELU": ("smolvlm", {"clip.use_gelu": False}, "clip.use_gelu is False, expected True"),
-    "SiLU": ("smolvlm", {"clip.use_silu": True}, "clip.use_silu is True, expected False"),
+    "no GELU": ("smolvlm", {"clip.use_gelu": False}, "clip.use_silu tell of quick_gelu, expected gelu"),
+    "no activation": ("gemma3_seeing", {"clip.use_gelu": None}, "clip.use_silu tell of quick_gelu, expected gelu"),
+    "SiLU": ("smolvlm", {"clip.use_silu": True}, "tell of gelu and silu, expected gelu"),
     "InternVL with SiLU": (
         "internvl",
         {"clip.use_gelu": False, "clip.use_silu": True},
@@ -220,6 +221,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "Pixtral with another norm": ("mistral3", {"clip.vision.attention.layer_norm_epsilon": 1e-6}, "is 1e-06, expected 1e-05"),
     "LLaVA that sees another layer": ("llava", {"clip.vision.feature_layer": [1, 3]}, r"feature_layer is \[1, 3\], expected that of"),
     "LLaVA with GELU": ("llava", {"clip.use_gelu": True}, "clip.use_silu tell of gelu, expected quick_gelu"),
+    "colours that Gemma 4's tower does not shift": (
+        "gemma4",
+        {"clip.vision.image_mean": [0.5] * 3},
+        r"image_mean is \[0.5, 0.5, 0.5\], expected 0 of each colour",
+    ),
     "two activations": ("internvl", {"clip.use_silu": True}, "tell of gelu and silu, expected gelu"),
     "half a pair of sides": (
         "llava_next",
@@ -282,6 +288,12 @@ def test_what_yarn_multiplies_by_in_ministral_3(folders: Folders, tmp_path: Path
     config = load_model_config(gguf_directory(file, tmp_path / "home", tower=folders("ministral3") / "mmproj.gguf"))
     assert [rope.factor for rope in config.language.ropes] == pytest.approx([factor])
     assert config.max_context == (8192 if changes.get(GROWTH, 1) else 4 * 8192), "queries that grow are known up to there"
+
+
+def test_a_part_of_gemma_4s_heads_turns_by_factors_alone(folders: Folders, tmp_path: Path) -> None:
+    file = with_fields(folders("gemma4") / "model.gguf", tmp_path / "model.gguf", {"gemma4.rope.dimension_count": 16})
+    with pytest.raises(CheckpointError, match=r"rope.dimension_count is 16, expected attention.key_length \(64\)"):
+        gguf_directory(file, tmp_path / "home")
 
 
 def test_the_decoder_of_a_text_model_is_none_of_a_glm_that_sees(folders: Folders, tmp_path: Path) -> None:
