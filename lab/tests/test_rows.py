@@ -125,7 +125,7 @@ def test_both_sides_are_measured(tmp_path: Path, server: str, reason: str) -> No
 
 def test_an_unknown_family(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main([str(tmp_path), str(tmp_path), "llama", "gpt2"])
+        main([str(tmp_path), str(tmp_path), "--keep", "llama", "gpt2"])  # options stand anywhere
     assert "no family gpt2" in capsys.readouterr().err
 
 

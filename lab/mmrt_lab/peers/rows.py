@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--again", action="store_true", help="measure what has a row already")
     add("--keep", action="store_true", help="keep a family's checkpoint and files when it is measured, one to four GB")
     add("--threads", type=int, default=os.cpu_count() or 1, metavar="N", help="of llama.cpp (%(default)s)")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     if unknown := set(options.families) - set(SHAPES):
         parser.error(f"no family {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
     for family in options.families or SHAPES:
