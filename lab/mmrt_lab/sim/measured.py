@@ -188,7 +188,7 @@ def _wake_s(works: Iterable[Work]) -> float:
 
 def _works(model: ModelConfig, costs: Costs, seen: Observation) -> list[Work]:
     """What the stages did while they worked together, and how long it would have taken alone."""
-    return [*_steps_together(costs, seen), *_plans_together(model, costs, seen)]
+    return [*_steps_together(costs, seen), *plans_together(model, costs, seen)]
 
 
 def _steps_together(costs: Costs, seen: Observation) -> list[Work]:
@@ -208,14 +208,15 @@ def _steps_together(costs: Costs, seen: Observation) -> list[Work]:
     return works
 
 
-def _plans_together(model: ModelConfig, costs: Costs, seen: Observation) -> list[Work]:
+def plans_together(model: ModelConfig, costs: Costs, seen: Observation) -> list[Work]:
+    """Return the plans that were done, each with the time that it takes alone; not those in whose breaks others were done."""
     squares = _squares(seen.records)
     phase = seen.run.phase
     item, shape = make_sample(model, seen.kind, phase.shapes) if {*phase.kinds} - {"text"} else (None, None)
     tables = {PlanKind.ANALYSE: costs.analyse, PlanKind.PREPROCESS: costs.preprocess, PlanKind.ENCODE: costs.encode}
-    works = []
+    works, interrupted = [], _interrupted(seen.records)
     for record in seen.records:
-        if record.kind != Kind.PLAN or unpack_plan(record.a)[1]:
+        if record.kind != Kind.PLAN or unpack_plan(record.a)[1] or (record.actor, record.key) in interrupted:
             continue
         kind = unpack_plan(record.a)[0]
         if kind == PlanKind.PREFILL:
@@ -228,3 +229,10 @@ def _plans_together(model: ModelConfig, costs: Costs, seen: Observation) -> list
             continue
         works.append(Work(stage_of(record.actor), record.time_ns, record.end_ns, seconds))
     return works
+
+
+def _interrupted(records: Iterable[FlightRecord]) -> set[tuple[str, int]]:
+    """Return the actors and numbers of prefill's plans in whose breaks others were done: their time is also that of these."""
+    plans = [record for record in records if record.kind == Kind.PLAN and stage_of(record.actor) == "prefill"]
+    pairs = pairwise(sorted(plans, key=lambda plan: (plan.actor, plan.time_ns)))
+    return {(one.actor, one.key) for one, next in pairs if one.actor == next.actor and next.time_ns < one.end_ns}

@@ -20,7 +20,7 @@ from mmrt.runtime.bus.plan_base import PlanKind
 from mmrt.runtime.observe.flight import FlightRecord, Kind, pack_pair, pack_plan, unpack_id
 from mmrt.runtime.supervisor.processes import cpu_seconds
 from mmrt_lab.sim.costs import Costs, Delays, Line, Overheads, encode_squares, load_costs, prefill_squares, step_seconds
-from mmrt_lab.sim.measured import Machine, fit
+from mmrt_lab.sim.measured import Machine, fit, plans_together
 from mmrt_lab.sim.observation import Observation
 from mmrt_lab.sim.overheads import fit_delays, fit_egress
 from mmrt_lab.sim.phases import Phase, PhaseRun, make_phases
@@ -290,6 +290,17 @@ def test_a_message_to_an_actor_at_work_is_not_measured() -> None:
         records.append(FlightRecord("controller", 1, Kind.ACKNOWLEDGED, (end_ms + 3) * 10**6, 0, key, 0, 0, 0))
     seen = Observation(PhaseRun(Phase(name="decode", seconds=1), 0, 10**9, [], {}), records)
     assert fit_delays(demo_model(), [seen], Overheads()).message_s == pytest.approx([0.001, 0.002, 0.003, 0.003, 0.003])
+
+
+def test_a_plan_that_others_interrupted_is_not_measured() -> None:
+    """Short plans in the breaks of the first; behind it one in none, and one of another prefill at the same time."""
+    places = [("prefill", 0, 100), ("prefill", 10, 30), ("prefill", 50, 60), ("prefill", 100, 150), ("prefill.1", 5, 95)]
+    records = [
+        FlightRecord(actor, 1, Kind.PLAN, begin_ns, end_ns - begin_ns, number, pack_plan(PlanKind.PREFILL, 0, 0), 8, 0)
+        for number, (actor, begin_ns, end_ns) in enumerate(places)
+    ]
+    seen = Observation(PhaseRun(Phase(name="together", seconds=1), 0, 10**9, [], {}), records)
+    assert [work.begin_ns for work in plans_together(demo_model(), TRUE, seen)] == [10, 50, 100, 5]
 
 
 def test_a_stall_delays_consecutive_tokens_and_some_come_with_the_next() -> None:
