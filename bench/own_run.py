@@ -120,6 +120,18 @@ def _changed(data: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any
 
 
 @contextmanager
+def exit_at_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the process as an exception within, unless it does something else already: what was begun is then ended."""
+    before = signal.getsignal(signal.SIGTERM)
+    if before == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def own_run(name: str = "", *, is_new: bool = False) -> Iterator[OwnRun]:
     """A place for runs; down and removed at the end, also at SIGTERM. ``name`` tells those of one process apart. ``is_new``: its first
     run finds no kernels, as after an install.
@@ -129,13 +141,10 @@ def own_run(name: str = "", *, is_new: bool = False) -> Iterator[OwnRun]:
     home = Path(tempfile.mkdtemp(prefix="mmrt-bench-"))
     path = RunDirectory.default_path().parent / f"bench-{os.getpid()}{'-' if name else ''}{name}"
     run = OwnRun(home, path, {"XDG_CACHE_HOME": str(home / "cache")} if is_new else None)
-    before = signal.getsignal(signal.SIGTERM)
-    if before == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        yield run
+        with exit_at_sigterm():
+            yield run
     finally:
-        signal.signal(signal.SIGTERM, before)
         if RunDirectory.is_alive(path):
             run.down()
         shutil.rmtree(home, ignore_errors=True)

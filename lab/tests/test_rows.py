@@ -2,9 +2,13 @@
 and its server one that ends, or another run of mmrt."""
 
 import json
+import os
+import signal
 import socket
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +21,7 @@ from mmrt_lab.peers.shapes import SHAPES, recipe_of, text_of
 
 REFUSES = 'import sys\nprint("ERROR:hf-to-gguf:Model X is not supported", file=sys.stderr)\nsys.exit(1)\n'
 WRITES = 'import sys\nopen(sys.argv[sys.argv.index("--outfile") + 1], "w").write("a file")\n'
-HANGS = f"{WRITES}import time\ntime.sleep(600)\n"
+HANGS = 'import os, sys, time\nopen(sys.argv[sys.argv.index("--outfile") + 1], "w").write(str(os.getpid()))\ntime.sleep(600)\n'
 ENDS = '#!/bin/sh\necho "error: no such tensor in $2"\nexit 3\n'
 SERVES = f"""#!/bin/sh
 while [ $# -gt 0 ]; do
@@ -81,6 +85,21 @@ def test_a_converter_that_does_not_end_leaves_nothing_but_the_reason(tmp_path: P
     assert main([str(source), str(tmp_path / "rows"), "minicpmv4_7"]) == 0
     assert "- `minicpmv4_7`: the converter: it took more than 5 s" in (tmp_path / "rows" / "table.md").read_text()
     assert {file.name for file in folder.iterdir()} == {"refused.txt", "row.json"}
+
+
+def test_sigterm_ends_the_converter_too(tmp_path: Path) -> None:
+    """Which would go on to write the files that the next run writes."""
+    command = [sys.executable, "-m", "mmrt_lab.peers.rows", str(llama_cpp(tmp_path / "source", HANGS)), str(tmp_path), "minicpmv4_7"]
+    file = tmp_path / "minicpmv4_7" / "model.gguf"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        until_s = time.monotonic() + 60
+        while not (file.exists() and file.read_text()) and time.monotonic() < until_s:
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(file.read_text()), 0)
+    assert {one.name for one in file.parent.iterdir()} == {"checkpoint", "model.gguf"}
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from mmrt.bench.own_run import OwnRun, OwnRunError, own_run
+from mmrt.bench.own_run import OwnRun, OwnRunError, exit_at_sigterm, own_run
 from mmrt.bench.serve.errors import BenchError
 from mmrt.models.make.checkpoint import write_checkpoint
 from mmrt.runtime.config.runtime_config import RuntimeConfig
@@ -81,6 +81,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_intermixed_args(argv)
     if unknown := set(options.families) - set(SHAPES):
         parser.error(f"no family {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
+    with exit_at_sigterm():
+        _make_rows(options)
+    return 0
+
+
+def _make_rows(options: argparse.Namespace) -> None:
     for family in options.families or SHAPES:
         place = place_of(options.folder / family)
         if place.row.exists() and not options.again and not options.prepare:
@@ -98,7 +104,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = table([msgspec.json.decode(file.read_bytes(), type=Row) for file in found if file.exists()])
         (options.folder / "table.md").write_text(text)
         print(text)
-    return 0
 
 
 def prepare(family: str, shape: Shape, source: Path, place: Place) -> None:
@@ -115,7 +120,8 @@ def prepare(family: str, shape: Shape, source: Path, place: Place) -> None:
     except subprocess.TimeoutExpired:
         refused = f"it took more than {_SECONDS} s"
         place.model.unlink(missing_ok=True)  # which may be a part of the file
-        for scratch in place.folder.glob(f"{SCRATCH}*"):
+    finally:
+        for scratch in place.folder.glob(f"{SCRATCH}*"):  # of a converter that was killed
             shutil.rmtree(scratch)
     if refused:
         place.mmproj.unlink(missing_ok=True)
