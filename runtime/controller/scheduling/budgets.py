@@ -25,6 +25,7 @@ DEFAULT_TBT_TARGET_S = 0.05  # until a step alone has been measured; on CUDA, st
 _SHARE_LIMITS = (0.25, 4.0)
 _IDLE_SHARE = 4.0
 _LONE_SHARE = 20.0
+_LONE_S = 2.0
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -121,8 +122,9 @@ def allowance_s(share: float, num_decoding: int, target_s: float) -> float:
 
 def lone_units(budget: Budget, target_s: float) -> int:
     """Return the units of a plan of the only request, while no row decodes, where short plans of others need not wait for its end. So
-    only cancellation and what a death undoes bound it. One plan of 1,010 tokens takes 8 % less time than four (CPU, bfloat16)."""
-    return retarget(budget, target_s * _LONE_SHARE).units
+    only cancellation and what a death undoes bound it: to 2 s, or to what such a plan has where others wait, if that is more. One plan
+    of 1,010 tokens takes 8 % less time than four (CPU, bfloat16)."""
+    return retarget(budget, min(target_s * _LONE_SHARE, max(target_s * _IDLE_SHARE, _LONE_S))).units
 
 
 def search(cost: CostModel, allowance: float, low: int, high: int) -> int:

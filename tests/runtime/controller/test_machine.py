@@ -14,7 +14,7 @@ from mmrt.runtime.controller.machine import LOOK_S, SOON_S, Controller
 from mmrt.runtime.controller.rows.kv_manager import wanted_kv
 from mmrt.runtime.controller.rows.lifecycle import preempt, reset_media
 from mmrt.runtime.controller.rows.progress import WINDOW_S
-from mmrt.runtime.controller.scheduling.budgets import prefill_budget, update
+from mmrt.runtime.controller.scheduling.budgets import lone_units, prefill_budget, update
 from mmrt.runtime.controller.scheduling.costs import Costs
 from mmrt.runtime.controller.scheduling.facts import Cost
 from mmrt.runtime.controller.scheduling.types import Limits
@@ -1034,6 +1034,14 @@ def test_a_request_alone_has_one_plan_where_others_need_not_wait_for_it() -> Non
 
     assert units(1, 2, has_breaks=False) == [512, 512]
     assert units(1, 2, has_breaks=True) == [1199, 512], "the last token is decode's"
+
+
+@pytest.mark.parametrize(("target_s", "plan_s"), [(0.05, 1.0), (0.2, 2.0), (0.6, 2.4)])
+def test_a_plan_of_a_request_alone_has_a_limit(target_s: float, plan_s: float) -> None:
+    learned = prefill_budget(0)
+    for num_tokens in (256, 512, 1500):
+        learned = update(learned, num_tokens, num_tokens * 4e-3, 0.2)
+    assert lone_units(learned, target_s) == pytest.approx(plan_s / 4e-3, rel=0.02)
 
 
 # actors that are broken
