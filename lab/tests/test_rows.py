@@ -70,6 +70,8 @@ def test_a_shape_changes_its_published_size(family: str) -> None:
 
 def test_a_family_that_is_not_converted_has_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [str(llama_cpp(tmp_path / "source", REFUSES)), str(tmp_path / "rows"), "minicpmv4_7"]
+    (tmp_path / "rows" / "minicpmv4_7").mkdir(parents=True)
+    (tmp_path / "rows" / "minicpmv4_7" / "model.gguf").touch()  # of a run that was ended
     assert main(arguments) == 0
     assert "- `minicpmv4_7`: the converter: Model X is not supported" in (tmp_path / "rows" / "table.md").read_text()
     assert not (tmp_path / "rows" / "minicpmv4_7" / "checkpoint").exists()

@@ -2,8 +2,8 @@
 
 ``python -m mmrt_lab.peers.rows LLAMA_CPP DIR [FAMILY ...]``. LLAMA_CPP: its source, with ``build/bin/llama-server``. For each family a
 checkpoint with random weights is made in DIR and converted, unless it is there already; both servers are started on it and measured by
-``mmrt bench sides``, unless DIR has its row; then checkpoint and files are removed. At the end the table of all rows is printed, and
-written to DIR/table.md. A family that fails has the reason in its row, and the next one begins. mmrt serves without guesses
+``mmrt bench sides``, unless DIR has its row; once they are, checkpoint and files are removed. At the end the table of all rows is
+printed and written to DIR/table.md. A family that fails has the reason in its row, and the next one begins. mmrt serves without guesses
 (``scheduling.prompt_lookup``): in random texts they come true for some models. llama.cpp's server has none by default.
 """
 
@@ -111,6 +111,8 @@ def prepare(family: str, shape: Shape, source: Path, place: Place) -> None:
     if place.refused.exists():
         return
     place.folder.mkdir(parents=True, exist_ok=True)
+    for file in (place.model, place.mmproj):
+        file.unlink(missing_ok=True)  # what a run that was ended has left of it
     if not place.checkpoint.exists():
         write_checkpoint(recipe_of(family, shape), place.checkpoint)
     command = [sys.executable, "-m", "mmrt_lab.peers.convert", str(source), str(place.checkpoint), str(place.folder)]

@@ -96,10 +96,9 @@ SHAPES: dict[str, Shape] = {
     "qwen3_moe": Shape("30b-a3b", _FEW_EXPERTS),
     "gemma3": Shape("270m"),
 }
-_ONE_BY_ONE = (
-    "qwen3_vl_moe",
-    "qwen3_omni_moe",
-)  # their experts: llama.cpp's converter wants stacked ones turned, as transformers 4 did
+_ONE_BY_ONE = ("qwen3_vl_moe", "qwen3_omni_moe")
+"""Families whose experts are written alone: llama.cpp's converter takes stacked ones in transformers 4's order of axes."""
+
 _PARTS = ("text_config", "vision_config", "audio_config")
 
 
