@@ -1040,8 +1040,8 @@ def test_a_request_alone_has_one_plan_where_others_need_not_wait_for_it() -> Non
 def test_a_plan_of_a_request_alone_has_a_limit(target_s: float, plan_s: float) -> None:
     learned = prefill_budget(0)
     for num_tokens in (256, 512, 1500):
-        learned = update(learned, num_tokens, num_tokens * 4e-3, 0.2)
-    assert lone_units(learned, target_s) == pytest.approx(plan_s / 4e-3, rel=0.02)
+        learned = update(learned, num_tokens, num_tokens * 1e-3, 0.2)
+    assert lone_units(learned, target_s) == pytest.approx(plan_s / 1e-3, rel=0.02)
 
 
 # actors that are broken
