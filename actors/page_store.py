@@ -16,6 +16,7 @@ import re
 import stat
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
@@ -32,7 +33,7 @@ from ..runtime.config.runtime_config import RuntimeConfig
 from ..runtime.pools import kind_of_pool
 from ..runtime.process.memory_layout import MemoryLayout
 from ..runtime.process.saved_pages import SavedFiles, SavedPages, cache_directory, write_saved_files
-from ..shm.page_file import PageFile, remove_unused
+from ..shm.page_file import PageFile, bytes_of_slots, remove_unused
 from ..shm.page_secret import SECRET_BYTES, kept_secret, page_secret
 from ..shm.pool import PagePool
 from ..shm.run_directory import RunDirectory
@@ -84,11 +85,11 @@ class PageStore:
             secret = _secret_of(directory)  # which also checks that nobody else may write there
             kind = _fingerprint(config, layout, model, directory, go_on)
             secret = _derive(secret, kind)
-            for name, share in _shares(layout).items():
+            for name, max_bytes in _most_bytes(layout, int(config.cache.max_mib * (1 << 20))).items():
                 path = directory / f"{kind.hex()[:16]}-{name}.pages"
-                max_bytes = int(share * config.cache.max_mib * (1 << 20))
                 files[name] = PageFile.open(path, _derive(secret, b"file"), layout.pools[name].page_bytes, max_bytes)
                 if not files[name].num_slots:
+                    share = max_bytes / (config.cache.max_mib * (1 << 20))
                     room = f"cache.max_mib is {config.cache.max_mib}, of which {name} pages get {share:.0%}"
                     log.warning("cache.dir: %s: one needs %.1f MiB, and none is saved", room, files[name].page_bytes / (1 << 20))
                 if files[name].was_foreign:
@@ -187,7 +188,7 @@ def _fingerprint(config: RuntimeConfig, layout: MemoryLayout, model: Path, direc
         "media": msgspec.structs.replace(config.media, fetch=FetchSection()),  # wherever they come from
         "dtypes": (layout.dtype, layout.weights, layout.kv_dtype, layout.kv_page_tokens, layout.device),
         "transfer": config.memory.kv_transfer_dtype,  # pages that were packed on their way differ from others
-        "pages": [(name, layout.pools[name].page_bytes) for name in _shares(layout)],
+        "pages": [(name, layout.pools[name].page_bytes) for name in _most_bytes(layout, 0)],
     }
     return blake2b(msgspec.msgpack.encode(facts), digest_size=32).digest()
 
@@ -209,17 +210,20 @@ def _remove_old(directory: Path, kind: str) -> None:
             all(map(remove_unused, sorted([path for _, path in files])))  # up to the first that a run uses; the era is the last
 
 
-def _shares(layout: MemoryLayout) -> dict[str, float]:
-    """The shares of the pools that have files. States, or pages of windows, as many as KV pages, come behind the KV pages under them,
-    which are of no use alone."""
+def _most_bytes(layout: MemoryLayout, num_bytes: int) -> dict[str, int]:
+    """Return the sizes of the pools' files, of ``num_bytes`` together. States, or pages of windows, as many as KV pages, come behind
+    the KV pages under them, which are of no use alone."""
     if not layout.has_windows:
-        return STATE_SHARES if layout.has_states else SHARES
-    kv, windows = layout.pools["kv"].page_bytes, layout.pools["window"].page_bytes
-    return {
-        "kv": SHARES["kv"] * kv / (kv + windows),
-        "window": SHARES["kv"] * windows / (kv + windows),
-        "embedding": SHARES["embedding"],
-    }
+        shares = STATE_SHARES if layout.has_states else SHARES
+        return {name: int(share * num_bytes) for name, share in shares.items()}
+    both, pages = int(SHARES["kv"] * num_bytes), [layout.pools[name].page_bytes for name in ("kv", "window")]
+
+    def of_files(num_slots: int) -> int:
+        return sum(bytes_of_slots(num_slots, page_bytes) for page_bytes in pages)
+
+    num_slots = max(0, bisect_right(range(both // sum(pages) + 1), both, key=of_files) - 1)
+    kv = min(both, bytes_of_slots(num_slots, pages[0]))
+    return {"kv": kv, "window": both - kv, "embedding": int(SHARES["embedding"] * num_bytes)}
 
 
 def _secret_of(directory: Path) -> bytes:

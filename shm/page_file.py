@@ -164,7 +164,7 @@ class PageFile:
         slots = {*self._slot_of.values()}
         self._num_used = min(self.num_slots, max(slots, default=-1) + 1)
         self._free = sorted({*range(self._num_used)} - slots, reverse=True)
-        if os.fstat(self._fd).st_size > (end := _end(self.num_slots, self.page_bytes)):
+        if os.fstat(self._fd).st_size > (end := bytes_of_slots(self.num_slots, self.page_bytes)):
             self._shrink()
             os.ftruncate(self._fd, end)
 
@@ -243,8 +243,8 @@ def _place(slot: int, page_bytes: int) -> int:
     return _group(slot, page_bytes) + _BLOCK_BYTES + slot % _GROUP * page_bytes
 
 
-def _end(num_slots: int, page_bytes: int) -> int:
-    """Return the size of a file whose slots are all taken."""
+def bytes_of_slots(num_slots: int, page_bytes: int) -> int:
+    """Return the size of a file whose slots are all taken, in bytes: their pages and heads."""
     return _place(num_slots - 1, page_bytes) + page_bytes if num_slots else _BLOCK_BYTES
 
 

@@ -18,7 +18,7 @@ from mmrt.runtime.config.runtime_config import RuntimeConfig
 from mmrt.runtime.config.sections import CacheSection, MediaSection, MemorySection
 from mmrt.runtime.process.memory_layout import MemoryLayout, PoolLayout
 from mmrt.runtime.process.saved_pages import keep_era, read_era, read_saved_pages
-from mmrt.shm.page_file import PageFile, PageFileReader
+from mmrt.shm.page_file import PageFile, PageFileReader, bytes_of_slots
 from mmrt.shm.pool import PagePool
 from mmrt.shm.run_directory import RunDirectory
 
@@ -403,6 +403,19 @@ def test_a_state_without_room_in_its_file_is_named_at_the_start(start: Callable[
     run = start(msgspec.structs.replace(HYBRID, pools={**HYBRID.pools, "state": PoolLayout(2, 1 << 20)}))
     assert "cache.max_mib is 1, of which state pages get 38%: one needs 1.0 MiB, and none is saved" in caplog.text
     run.name("state", 1, "large")
+    run.end()
+
+
+@pytest.mark.parametrize("page_bytes", [(64, 16 << 10), (64, 100), (4096, 12288)])
+def test_there_is_room_for_as_many_pages_of_windows_as_of_kv(start: Callable[..., Run], page_bytes: tuple[int, int]) -> None:
+    """Those of KV are small where all layers have a window, and hold nothing: of each file the heads count, too."""
+    kv, window = (PoolLayout(4, num_bytes) for num_bytes in page_bytes)
+    run = start(msgspec.structs.replace(LAYOUT, pools={**SIZES, "kv": kv, "window": window}))
+    assert run.store is not None
+    files = run.store._files
+    num_slots = files["kv"].num_slots
+    assert num_slots > 30 and num_slots <= files["window"].num_slots <= num_slots + 1
+    assert sum(bytes_of_slots(files[name].num_slots, files[name].page_bytes) for name in ("kv", "window")) <= 7 / 8 * (1 << 20)
     run.end()
 
 
