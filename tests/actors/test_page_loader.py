@@ -7,7 +7,7 @@ import pytest
 
 from mmrt.actors.host import page_loader
 from mmrt.actors.host.page_loader import PageLoader
-from mmrt.runtime.bus.copy_plans import Load, LoadChunk, LoadedState, LoadPart, LoadSegments
+from mmrt.runtime.bus.copy_plans import Load, LoadChunk, LoadedState, LoadedWindows, LoadPart, LoadSegments
 from mmrt.runtime.bus.messages import Loaded, PageRun
 from mmrt.runtime.process.saved_pages import SavedFiles, SavedPages, write_saved_files
 from mmrt.shm.errors import StalePage
@@ -205,3 +205,39 @@ def test_a_state_of_another_device(run: Run) -> None:
     assert bytes(run.states.data[:, 0]) == b"\0t\0\0" and run.contents()[7:8] == b"k"
     for other in others:
         other.close()
+
+
+def test_pages_of_windows_come_behind_all_others_to_the_last_places(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of three pages of a row the last two, from the file of such pages or from another device."""
+    run.fill()
+    names = ("window", "window.1", "kv.1")
+    windows, others, kv = (PagePool.create(run.directory, name, 8, size) for name, size in zip(names, (64, 64, 32), strict=True))
+    run.table.append_window_pages(0, 0, [4, 4, 1, 6])
+    file = PageFile.open(tmp_path / "windows", SECRET, 64, 1 << 16)
+    for slot, letter in enumerate(b"xyz"):
+        file.write(KEYS[slot], bytes([letter]) * 64)
+        others.write_bytes([slot], bytes([letter - 32]) * 64)
+    saved = {"kv": SavedPages(str(run.path), SECRET, 32), "window": SavedPages(str(tmp_path / "windows"), SECRET, 64)}
+    write_saved_files(run.directory.path, SavedFiles(saved, str(tmp_path / "era")))
+    loader = PageLoader(run.directory, run.kv, tmp_path, windows=PageLoader(run.directory, windows, tmp_path))
+
+    def load(found: LoadedWindows | None, source: str = "") -> Loaded:
+        windows.data[:] = 0
+        chunk = LoadChunk(0, int(run.table.generation[0]), 0, 0, 48, KEYS[:3], [0, 1, 2], None, found)
+        return loader.load_chunks(Load([chunk], source), run.table)
+
+    last = LoadedWindows(KEYS[1:3], [1, 2])
+    assert load(last) == Loaded([48], [True], 0, [True])
+    assert bytes(windows.data[:, 0]) == b"\0z\0\0y\0\0\0", "its places 1 and 2 are pages 4 and 1"
+    assert load(last, "kv.1") == Loaded([48], [True], 96, [True]) and bytes(windows.data[:, 0]) == b"\0Z\0\0Y\0\0\0"
+    assert load(None) == Loaded([48], [True], 0, [False]), "more pages are to come"
+    assert load(LoadedWindows(KEYS[1:3], [1, 0])).states == [False], "the slot has another page"
+    data = bytearray((tmp_path / "windows").read_bytes())
+    data[data.index(b"z" * 64)] ^= 1
+    (tmp_path / "windows").write_bytes(data)
+    assert load(last) == Loaded([48], [True], 0, [False]) and "saved window pages cannot be read: the page in slot 2" in caplog.text
+    run.file._forget(KEYS[2])
+    assert load(last) == Loaded([32], [False], 0, [False]) and not windows.data.any(), "without the third page they are of no use"
+    file.close()
+    for pool in (windows, others, kv):
+        pool.close()

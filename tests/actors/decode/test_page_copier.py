@@ -51,9 +51,9 @@ class Place:
         return PageCopier(actor, self.target, self.table, 16, layers=layers)
 
     def order(
-        self, start: int, end: int, number: int = 1, behind: tuple[int, int] | None = None, filled: int = 0, **states: tuple[int, int]
+        self, start: int, end: int, number: int = 1, behind: tuple[int, int] | None = None, filled: int = 0, **others: Any
     ) -> Run:
-        plan = Transfer("kv", [TransferChunk(0, int(self.table.generation[0]), 0, start, end, filled=filled, **states)], behind)
+        plan = Transfer("kv", [TransferChunk(0, int(self.table.generation[0]), 0, start, end, filled=filled, **others)], behind)
         self.plans.write(0, number, 0, encode(plan))
         return Run(1, 0, number)
 
@@ -305,3 +305,32 @@ def test_whole_pages_are_copied_at_the_end_where_layers_do_not_lie_apart(follow:
     assert follow.held[1] == "\0\0\0\0"
     prefill.done()
     assert follow.held[1:] == ["AAAA", "DDDD", "FFFF"]
+
+
+def test_of_windows_the_pages_from_a_place_on_are_copied(place: Place) -> None:
+    """Whole ones of what is filled, and behind a prefill each layer with a window once it is stored."""
+    theirs, ours = (PagePool.create(place.run, name, 8, PAGE_BYTES) for name in ("window", "window.1"))
+    for page in range(8):
+        theirs.write_bytes([page], bytes([page + 97]) * PAGE_BYTES)
+    place.table.append_window_pages(0, 0, [7, 7, 5, 2], is_source=True)
+    place.table.append_window_pages(0, 0, [0, 0, 3, 6, 1])
+    place.plans.write(SLOT, PREFILL, 1, b"of prefill")
+    layers = [KvPart(0, slice(0, 16), in_window=True), KvPart(1, slice(0, 64)), KvPart(2, slice(16, 64), in_window=True)]
+    copier = place.process(layers=layers)
+    copier.take(place.order(0, 64, behind=(PREFILL, SLOT), filled=48, windows=2))
+
+    def held() -> list[str]:
+        copier.go_on()
+        return ["".join(chr(ours.page(page)[at]) for at in (0, 16)) for page in (0, 3, 6, 1)]
+
+    with closing(theirs), closing(ours), closing(LayerProgress.create(place.run)) as words:
+        prefill = LayerCounter(words, 1)
+        prefill.begin(PREFILL)
+        assert held() == ["\0\0", "ff", "\0\0", "\0\0"] and place.held == "GAD\0\0"
+        prefill.stored()
+        assert held()[2] == "c\0" and place.held == "GAD\0\0"
+        prefill.stored()
+        assert held()[2] == "c\0" and place.held == "GADF\0"
+        prefill.done()
+        assert held() == ["\0\0", "ff", "cc", "\0\0"]
+        assert place.results == [(1, Transferred((4 + 2) * PAGE_BYTES))] and not copier.is_busy
