@@ -72,13 +72,14 @@ def phi3(facts: JsonObject, fields: Fields, contents: Contents) -> Fields:
 
 
 def granite(facts: JsonObject, fields: Fields, contents: Contents) -> Fields:
-    """By what embeddings, scores, layers and logits are multiplied. Raises CheckpointError."""
+    """By what embeddings, scores and layers are multiplied, and logits divided; llama.cpp too wants the last one. Raises
+    CheckpointError."""
     return {
         **fields,
         "attention_multiplier": facts.number("attention.scale", default=fields["head_dim"] ** -0.5),
         "embedding_multiplier": facts.number("embedding_scale", default=1.0),
         "residual_multiplier": facts.number("residual_scale", default=1.0),
-        "logits_scaling": facts.number("logit_scale", default=1.0),
+        "logits_scaling": facts.number("logit_scale"),
     }
 
 

@@ -21,13 +21,14 @@ END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<end_o
 
 _INTERLEAVED = (11, 11, 10)  # sections of rope where a file does not say
 _LEAST_VALUES = 300_000_000  # of a model in its codes
+_WINDOW, _PART = "attention.sliding_window", "rope.dimension_count"
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 class Architecture(NamedTuple):
     """``model_type`` of the family that serves it. ``permuted``: see ``GgufQuantization``. ``has_delta``: most layers have a DeltaNet.
     ``towers``: of a model that sees, the families by ``clip.projector_type`` of the tower's file; without that file it is text
-    alone. ``own``: changes config.json, and reads windows and the part of heads that turns, which are refused without it.
+    alone. ``own``: changes config.json. ``reads``: whether ``own`` reads windows, and the part of heads that turns; others are refused.
     ``has_experts``: None if some models do. ``differing``: keys that layers may differ in, which ``own`` reads."""
 
     model_type: str
@@ -36,6 +37,7 @@ class Architecture(NamedTuple):
     has_delta: bool = False
     towers: Mapping[str, str] = MappingProxyType({})
     own: Callable[[JsonObject, Fields, Contents], Fields] | None = None
+    reads: tuple[str, ...] = ()
     differing: tuple[str, ...] = ()
 
 
@@ -53,19 +55,20 @@ ARCHITECTURES = {
     "qwen3vlmoe": Architecture("qwen3_moe", has_experts=True, towers={"qwen3vl_merger": "qwen3_vl_moe"}),
     "qwen35": Architecture("qwen3_5", has_delta=True, towers={"qwen3vl_merger": "qwen3_5"}),
     "qwen35moe": Architecture("qwen3_5_moe", has_experts=True, has_delta=True, towers={"qwen3vl_merger": "qwen3_5_moe"}),
-    "gemma3": Architecture("gemma3_text", own=decoders.gemma3, towers={"gemma3": "gemma3"}),
+    "gemma3": Architecture("gemma3_text", own=decoders.gemma3, reads=(_WINDOW,), towers={"gemma3": "gemma3"}),
     "gemma4": Architecture(
         "gemma4_text",
         has_experts=None,
         own=gemma4.decoder_fields,
+        reads=(_WINDOW,),
         towers={"gemma4v": "gemma4"},
         differing=("feed_forward_length", "attention.head_count_kv"),
     ),
-    "glm4": Architecture("glm4", own=decoders.glm4, towers={"glm4v": "glm4v"}),
-    "phi3": Architecture("phi3", own=decoders.phi3),
+    "glm4": Architecture("glm4", own=decoders.glm4, reads=(_PART,), towers={"glm4v": "glm4v"}),
+    "phi3": Architecture("phi3", own=decoders.phi3, reads=(_WINDOW, _PART)),
     "smollm3": Architecture("smollm3", permuted=True),
     "granite": Architecture("granite", permuted=True, own=decoders.granite),
-    "olmo2": Architecture("olmo2", own=decoders.olmo),
+    "olmo2": Architecture("olmo2", own=decoders.olmo, reads=(_WINDOW,)),
     "ernie4_5": Architecture("ernie4_5"),
     "seed_oss": Architecture("seed_oss", own=decoders.seed_oss),
 }
@@ -100,15 +103,17 @@ def config_fields(contents: Contents) -> Fields:
     embeddings = contents.shapes.get("token_embd.weight", ())
     if len(embeddings) != 2:
         raise CheckpointError(f"{contents.where}: tensor 'token_embd.weight' has shape {list(embeddings)}, expected 2 axes")
-    if known.own is None and facts.has("attention.sliding_window") and facts.integer("attention.sliding_window", least=0):
-        raise facts.error("attention.sliding_window", f"is {own['attention.sliding_window']}; windows are not supported")
+    if _WINDOW not in known.reads and facts.integer(_WINDOW, default=0, least=0):
+        raise facts.error(_WINDOW, f"is {own[_WINDOW]}; windows are not supported")
+    if not facts.boolean("attention.causal", default=True):
+        raise facts.error("attention.causal", "is false; texts that see what follows are not supported")
     if known.has_experts is False and facts.integer("expert_count", default=0, least=0):
         raise facts.error("expert_count", f"is {own['expert_count']}; models of architecture {name} with experts are not supported")
     hidden = facts.integer("embedding_length")
     head_dim = facts.integer("attention.key_length", default=hidden // heads)
-    turning = facts.integer("rope.dimension_count", default=head_dim, most=head_dim)
-    if turning != head_dim and not known.has_delta and known.own is None:
-        raise facts.error("rope.dimension_count", f"is {own['rope.dimension_count']}; heads of which a part turns are not supported")
+    turning = facts.integer(_PART, default=head_dim, most=head_dim)
+    if turning != head_dim and not known.has_delta and _PART not in known.reads:
+        raise facts.error(_PART, f"is {own[_PART]}; heads of which a part turns are not supported")
     context = facts.integer("context_length")
     form = form_of(contents)
     fields: Fields = {

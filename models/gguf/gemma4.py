@@ -27,9 +27,8 @@ def decoder_fields(facts: JsonObject, fields: Fields, contents: Contents) -> Fie
     full = [number for number in range(layers) if not has_window[number]]
     kv_heads = _by_layer(contents, "attention.head_count_kv", layers)
     head_dim = facts.integer("attention.key_length_swa")
-    for end, size_of_head in (("", fields["head_dim"]), ("_swa", head_dim)):
-        if (turning := facts.integer(f"rope.dimension_count{end}", default=size_of_head)) != size_of_head:
-            raise facts.error(f"rope.dimension_count{end}", f"is {turning}, expected attention.key_length{end} ({size_of_head})")
+    if (turning := facts.integer("rope.dimension_count_swa", default=head_dim)) != head_dim:
+        raise facts.error("rope.dimension_count_swa", f"is {turning}, expected attention.key_length_swa ({head_dim})")
     own: Fields = {
         "layer_types": ["sliding_attention" if one else "full_attention" for one in has_window[:layers]],
         "sliding_window": facts.integer("attention.sliding_window"),

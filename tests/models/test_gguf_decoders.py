@@ -135,6 +135,21 @@ def test_layers_with_windows_as_a_file_says(made: Callable[..., Made], tmp_path:
         windows(sliding_window_pattern=[True, False])
 
 
+@pytest.mark.parametrize("family", ["granite", "seed_oss"])
+def test_windows_and_parts_of_heads_that_are_not_read_are_refused(made: Callable[..., Made], tmp_path: Path, family: str) -> None:
+    """Also in architectures that have other fields of their own."""
+    for key, value in {"attention.sliding_window": 7, "rope.dimension_count": 4, "attention.causal": False}.items():
+        file = with_fields(made(family).file, tmp_path / "model.gguf", {f"{family}.{key}": value})
+        with pytest.raises(CheckpointError, match=f"{family}.{key} is {str(value).lower()}; .* not supported"):
+            gguf_directory(file, tmp_path / "home")
+
+
+def test_granite_without_what_its_logits_are_divided_by(made: Callable[..., Made], tmp_path: Path) -> None:
+    file = with_fields(made("granite").file, tmp_path / "model.gguf", {"granite.logit_scale": None})
+    with pytest.raises(CheckpointError, match="granite.logit_scale is missing"):
+        gguf_directory(file, tmp_path / "home")
+
+
 def test_a_softcap_and_another_base_are_read(made: Callable[..., Made], tmp_path: Path) -> None:
     changes = {"gemma3.final_logit_softcapping": 30.0, "gemma3.rope.freq_base_swa": 20000.0}
     language = load_model_config(gguf_directory(with_fields(made("gemma3").file, tmp_path / "model.gguf", changes), tmp_path)).language
