@@ -207,7 +207,8 @@ def _remove_old(directory: Path, kind: str) -> None:
                     kinds.setdefault(ours[1], []).append((found.st_mtime, path))
     for files in sorted(kinds.values(), key=max, reverse=True)[NUM_KINDS - 1 :]:
         with suppress(OSError):  # another run removes it, for example
-            all(map(remove_unused, sorted([path for _, path in files])))  # up to the first that a run uses; the era is the last
+            paths = sorted([path for _, path in files], key=lambda path: (path.suffix == ".era", path))
+            all(map(remove_unused, paths))  # up to the first that a run uses; the era is the last
 
 
 def _most_bytes(layout: MemoryLayout, num_bytes: int) -> dict[str, int]:

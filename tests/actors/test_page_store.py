@@ -166,6 +166,22 @@ def test_files_of_models_served_longest_ago_go(start: Callable[..., Run], tmp_pa
     assert {path.name.partition("-")[0] for path in (tmp_path / "cache").glob("*.pages")} == kinds, "the last ones are there"
 
 
+def test_an_era_goes_after_all_files_of_its_pages(tmp_path: Path) -> None:
+    """A run that has one of them open keeps it."""
+    names = [f"{kind}.pages" for kind in page_store.KINDS] + ["pages.era"]
+    for number in range(page_store.NUM_KINDS + 1):
+        for name in names:
+            path = tmp_path / f"{number:016x}-{name}"
+            path.touch(0o600)
+            os.utime(path, (number, number))
+    used = PageFile.open(tmp_path / f"{1:016x}-window.pages", b"s" * 32, 64, 1 << 16)
+    os.utime(tmp_path / f"{1:016x}-window.pages", (1, 1))
+    page_store._remove_old(tmp_path, "of this run")
+    left = sorted(path.name.partition("-") for path in tmp_path.iterdir())
+    used.close()
+    assert [(int(kind, 16), name) for kind, _, name in left if int(kind, 16) < 2] == [(1, "pages.era"), (1, "window.pages")]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
