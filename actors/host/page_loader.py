@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...runtime.bus.copy_plans import Load, LoadChunk, LoadedState, LoadSegments
+from ...runtime.bus.copy_plans import Load, LoadChunk, LoadSegments
 from ...runtime.bus.messages import Loaded
 from ...runtime.pools import PoolName, kind_of_pool, state_pool, window_pool
 from ...runtime.process.saved_pages import read_saved_pages
@@ -46,22 +46,24 @@ class PageLoader:
     def load_chunks(self, plan: Load, table: SequenceTable) -> Loaded:
         """Load leading pages of each chunk into the pages of its row, as far as the source has them and time allows; and behind them
         all the state at their end, or the pages of windows."""
-        ends, more, states, num_copied = list[int](), list[bool](), list[bool](), 0
+        ends, more, states, num_bytes = list[int](), list[bool](), list[bool](), 0
         for chunk in plan.chunks:
             page_tokens = (chunk.end - chunk.start) // len(chunk.keys)
             pages = table.prefill_pages(chunk.row, chunk.member)[chunk.start // page_tokens : chunk.end // page_tokens].tolist()
             until_s = time.monotonic() + LOAD_S
             if plan.source:
                 num_loaded, is_late = self._copy(pages, plan.source, chunk.slots, until_s)
-                num_copied += num_loaded
+                num_bytes += num_loaded * self._pool.page_bytes
             else:
                 num_loaded, is_late = self._load(pages, chunk.keys, chunk.slots, until_s)
             ends.append(chunk.start + num_loaded * page_tokens)
             more.append(num_loaded >= LEAST_PAGES if is_late else num_loaded == len(pages))
             load_rest = self._load_state if self._windows is None else self._load_windows
             states.append(num_loaded == len(pages) and load_rest(chunk, plan.source, table))
+            if plan.source and states[-1] and self._windows is not None and chunk.windows is not None:
+                num_bytes += len(chunk.windows.keys) * self._windows._pool.page_bytes
         has_more = self._states is not None or self._windows is not None
-        return Loaded(ends, more, num_copied * self._pool.page_bytes, states if has_more else [])
+        return Loaded(ends, more, num_bytes, states if has_more else [])
 
     def _load_windows(self, chunk: LoadChunk, source: PoolName, table: SequenceTable) -> bool:
         """Load the pages of windows at a chunk's end into those of its row. Returns whether they are there."""
@@ -77,7 +79,7 @@ class PageLoader:
     def _load_state(self, chunk: LoadChunk, source: PoolName, table: SequenceTable) -> bool:
         """Load a state into the page of its row, and from there into that of the cache. Returns whether it is there."""
         del table
-        state: LoadedState | None = chunk.state
+        state = chunk.state
         if state is None or self._states is None:
             return False
         if source:

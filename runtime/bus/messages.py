@@ -270,7 +270,8 @@ class Done(Wire, frozen=True):
 class Loaded(Wire, frozen=True):
     """A plan to load pages is done. ``ends``: for each of its parts, the token up to which pages were loaded, of a segment all or none.
     ``more``: for each, that the files may have the pages behind those: all that was asked for was there, or time was short.
-    ``num_bytes``: that came from the pool of another device. ``states``: for each chunk, whether it has loaded a state too."""
+    ``num_bytes``: that came from the pool of another device. ``states``: for each chunk, whether it has loaded the
+    state, or the pages of windows, at its end too."""
 
     ends: list[int]
     more: list[bool]

@@ -229,7 +229,7 @@ def test_pages_of_windows_come_behind_all_others_to_the_last_places(run: Run, tm
     last = LoadedWindows(KEYS[1:3], [1, 2])
     assert load(last) == Loaded([48], [True], 0, [True])
     assert bytes(windows.data[:, 0]) == b"\0z\0\0y\0\0\0", "its places 1 and 2 are pages 4 and 1"
-    assert load(last, "kv.1") == Loaded([48], [True], 96, [True]) and bytes(windows.data[:, 0]) == b"\0Z\0\0Y\0\0\0"
+    assert load(last, "kv.1") == Loaded([48], [True], 3 * 32 + 2 * 64, [True]) and bytes(windows.data[:, 0]) == b"\0Z\0\0Y\0\0\0"
     assert load(None) == Loaded([48], [True], 0, [False]), "more pages are to come"
     assert load(LoadedWindows(KEYS[1:3], [1, 0])).states == [False], "the slot has another page"
     data = bytearray((tmp_path / "windows").read_bytes())

@@ -187,7 +187,7 @@ class Caches:
     num_named: list[int] = field(default_factory=_none)  # leading pages of ``prefill_tables`` that have got their names
     may_load: bool = False  # files may have the pages behind those; until they have been asked, nothing is prefilled
     num_loads: int = 0  # plans to load pages, since the grant of its KV pages
-    num_waiting: list[int] = field(default_factory=_none)  # pages that were loaded, and count once the state at their end is
+    num_waiting: list[int] = field(default_factory=_none)  # pages that were loaded, and count once what is at their end is
     borders: list[list[int]] = field(default_factory=lambda: [[], []])  # tokens at which prefill leaves snapshots, in order
     shared_borders: tuple[int, int] = (0, 0)  # of them, that of the first message; and one at which other prompts were seen to part
 
