@@ -134,24 +134,25 @@ def slow_link(launch: Callable[..., Server], tmp_path_factory: pytest.TempPathFa
     return launch(settings=SETTINGS.format("EP@left+D@right"), source=source)
 
 
-def wait_for_some_layers(server: Server) -> None:
-    """Until decode has copied some layers of pages that prefill is at: most have a window, and pages of their own."""
+def wait_for_some_layers(server: Server, *, of_windows: bool = False) -> None:
+    """Until decode has copied some layers of a page that prefill is at: a KV page, or one ``of_windows``."""
     until_s = time.monotonic() + TIMEOUT_S
     with ExitStack() as stack:
         run = stack.enter_context(RunDirectory.attach(server.run_path))
         table = stack.enter_context(closing(SequenceTable.attach(run, writable=False)))
         plans = stack.enter_context(closing(PlanTable.attach(run, writable=False)))
         words = stack.enter_context(closing(LayerProgress.attach(run)))
-        pools = [stack.enter_context(closing(PagePool.attach(run, name, "read"))) for name in ("window", "window.1")]
+        names = ("window", "window.1") if of_windows else ("kv", "kv.1")
+        pools = [stack.enter_context(closing(PagePool.attach(run, name, "read"))) for name in names]
+        their_table, our_table = (table.source_window_pages, table.window_pages) if of_windows else (table.source_pages, table.pages)
         while time.monotonic() < until_s:
             for plan in [decode_plan(record.payload) for record in plans.live()]:
                 if isinstance(plan, Transfer) and plan.behind is not None and (chunk := plan.chunks[0]).filled > 64:
-                    at = words.read(plan.behind[0])
-                    place = (chunk.end - 1) // 16
-                    if not chunk.windows <= place < len(table.window_pages(chunk.row, 0)):
+                    at, place = words.read(plan.behind[0]), (chunk.end - 1) // 16 if of_windows else chunk.filled // 16
+                    theirs, ours = their_table(chunk.row, 0), our_table(chunk.row, 0)
+                    if of_windows and not chunk.windows <= place < len(ours):
                         continue
-                    theirs, ours = table.source_window_pages(chunk.row, 0)[place], table.window_pages(chunk.row, 0)[place]
-                    same = np.mean(pools[0].data[theirs] == pools[1].data[ours])
+                    same = np.mean(pools[0].data[theirs[place]] == pools[1].data[ours[place]])
                     if at is not None and 1 < at.num_layers < DONE and 0.1 < same < 0.9:
                         return
     raise AssertionError("no layers were seen")
@@ -203,7 +204,7 @@ def test_a_kill_in_the_middle_of_a_chunk_changes_nothing(layered: Server, victim
     """Decode has some layers of it."""
     expected, before = layered.chat(LONG_PROMPT, extra_body={"cache_salt": "first"})[1], processes(layered)
     asking = Asking(layered, LONG_PROMPT, max_tokens=24, extra_body={"cache_salt": "of a kill of " + "+".join(victims)})
-    wait_for_some_layers(layered)
+    wait_for_some_layers(layered, of_windows=True)
     for victim in victims:
         layered.kill(victim)
     asking.join(TIMEOUT_S)
