@@ -1,4 +1,4 @@
-"""Whether prefill does short plans in breaks of a long one: between two of its layers (pure)."""
+"""Decides whether prefill interrupts a long plan between two layers for short ones (pure)."""
 
 from ...models.architecture import AttentionConfig, ModelConfig
 from ...models.state_layout import state_layout

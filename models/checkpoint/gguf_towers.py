@@ -298,7 +298,7 @@ def deepstack_blocks(names: Iterable[str]) -> tuple[int, ...]:
 
 
 def has_swapped_names(shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a file of these tensors has the matrices of a tower's feed-forwards by each other's names."""
+    """Return whether a file of these tensors swaps the names of the up and down matrices in a tower's feed-forwards."""
     down, norm = shapes.get("v.blk.0.ffn_down.weight", ()), shapes.get("v.blk.0.ln1.weight", ())
     return len(down) == 2 and down[1:] == norm != down[:1]
 

@@ -113,7 +113,7 @@ def config_fields(contents: Contents) -> Fields:
     head_dim = facts.integer("attention.key_length", default=hidden // heads)
     turning = facts.integer(_PART, default=head_dim, most=head_dim)
     if turning != head_dim and not known.has_delta and _PART not in known.reads:
-        raise facts.error(_PART, f"is {own[_PART]}; heads of which a part turns are not supported")
+        raise facts.error(_PART, f"is {own[_PART]}; partly rotated heads are not supported")
     context = facts.integer("context_length")
     form = form_of(contents)
     fields: Fields = {
@@ -167,7 +167,7 @@ def _delta_fields(facts: JsonObject, fields: Fields, turning: int) -> Fields:
 
 
 def _facts(contents: Contents) -> JsonObject:
-    """What a file says of its architecture, by keys without that's name."""
+    """Read the fields of a file's architecture, by keys without the name of the architecture."""
     name = contents.metadata["general.architecture"]
     own = {key.removeprefix(f"{name}."): _of_all(value) for key, value in contents.metadata.items() if key.startswith(f"{name}.")}
     for key in architecture_of(contents).differing:
@@ -219,7 +219,8 @@ def token_of(metadata: Mapping[str, Any], key: str, tokens: Sequence[str]) -> st
 
 
 def _of_all(value: Any) -> Any:
-    """What an array says of all layers alike; else the value itself. Layers that differ are refused where a number is expected."""
+    """Return the one value of an array whose layers are alike; else the value itself. Layers that differ are refused where a number is
+    expected."""
     return value[0] if isinstance(value, list) and len(set(value)) == 1 else value
 
 

@@ -53,7 +53,7 @@ def decoder_fields(facts: JsonObject, fields: Fields, contents: Contents) -> Fie
 
 
 def _by_layer(contents: Contents, key: str, layers: int) -> list[int]:
-    """What a file says of each layer, or of all alike. Raises CheckpointError."""
+    """Read a field for each layer; one value counts for all. Raises: CheckpointError."""
     found = contents.metadata.get(f"gemma4.{key}")
     found = found if isinstance(found, list) else [found] * layers
     if len(found) < layers or not all(type(one) is int and one > 0 for one in found[:layers]):

@@ -46,6 +46,6 @@ def unused_towers(path: Path) -> list[str]:
 
 
 def digest_of(files: list[Path]) -> str:
-    """What tells files from others, and from themselves before a change. Raises: OSError."""
+    """Return a key that differs between files, and changes with a file. Raises: OSError."""
     marks = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr((_FORMAT, marks)).encode()).hexdigest()[:16]

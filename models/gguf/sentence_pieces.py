@@ -30,7 +30,7 @@ def make_pieces(
 def pieces_of(
     tokens: Sequence[str], merges: Sequence[tuple[str, str]], where: str, *, unknown: str | None, has_prefix: bool
 ) -> tokenizers.Tokenizer:
-    """The tokenizer without added tokens, of which two neighbours merge in this order. Raises: CheckpointError."""
+    """Build the tokenizer without added tokens. ``merges``: pairs of neighbours, the first to merge first. Raises: CheckpointError."""
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if absent := [byte for byte in range(256) if f"<0x{byte:02X}>" not in vocabulary]:
         raise CheckpointError(f"{where}: tokenizer.ggml.tokens has no '<0x{absent[0]:02X}>': all bytes are expected")

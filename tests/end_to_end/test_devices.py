@@ -4,7 +4,7 @@ pool, whoever is killed while pages are copied."""
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -134,6 +134,17 @@ def slow_link(launch: Callable[..., Server], tmp_path_factory: pytest.TempPathFa
     return launch(settings=SETTINGS.format("EP@left+D@right"), source=source)
 
 
+def kill(server: Server, victims: Sequence[str], asking: Asking, expected: list[int], before: dict[str, tuple[int, int]]) -> None:
+    """Kill these actors, which had the processes ``before``: the request that is in work has the expected tokens."""
+    for victim in victims:
+        server.kill(victim)
+    asking.join(TIMEOUT_S)
+    assert (asking.error, asking.ids) == (None, expected)
+    server.wait(lambda status: bool(status["ready"]), "ready")
+    assert all(processes(server)[victim] != before[victim] for victim in victims)
+    server.wait_until_empty()
+
+
 def wait_for_some_layers(server: Server, *, of_windows: bool = False) -> None:
     """Until decode has copied some layers of a page that prefill is at: a KV page, or one ``of_windows``."""
     until_s = time.monotonic() + TIMEOUT_S
@@ -205,13 +216,7 @@ def test_a_kill_in_the_middle_of_a_chunk_changes_nothing(layered: Server, victim
     expected, before = layered.chat(LONG_PROMPT, extra_body={"cache_salt": "first"})[1], processes(layered)
     asking = Asking(layered, LONG_PROMPT, max_tokens=24, extra_body={"cache_salt": "of a kill of " + "+".join(victims)})
     wait_for_some_layers(layered, of_windows=True)
-    for victim in victims:
-        layered.kill(victim)
-    asking.join(TIMEOUT_S)
-    assert (asking.error, asking.ids) == (None, expected)
-    layered.wait(lambda status: bool(status["ready"]), "ready")
-    assert all(processes(layered)[victim] != before[victim] for victim in victims)
-    layered.wait_until_empty()
+    kill(layered, victims, asking, expected, before)
 
 
 def test_what_a_slow_link_would_bring_is_computed(
@@ -248,13 +253,7 @@ def test_a_kill_while_decode_computes_what_a_slow_link_would_bring(slow_link: Se
     before = processes(slow_link)
     asking = Asking(slow_link, LONG_PROMPT, max_tokens=24, extra_body=salt)
     wait_for_a_computed_piece(slow_link)
-    for victim in victims:
-        slow_link.kill(victim)
-    asking.join(TIMEOUT_S)
-    assert (asking.error, asking.ids) == (None, expected)
-    slow_link.wait(lambda status: bool(status["ready"]), "ready")
-    assert all(processes(slow_link)[victim] != before[victim] for victim in victims)
-    slow_link.wait_until_empty()
+    kill(slow_link, victims, asking, expected, before)
 
 
 def test_answers_are_those_of_one_pool(apart: Server, server: Server) -> None:
@@ -337,13 +336,7 @@ def test_a_kill_in_the_middle_of_a_copy_changes_nothing(apart: Server, server: S
     expected, before = server.chat(LONG_PROMPT)[1], processes(apart)
     asking = Asking(apart, LONG_PROMPT, max_tokens=24, extra_body={"cache_salt": "of a kill of " + "+".join(victims)})
     wait_for_half_a_copy(apart)
-    for victim in victims:
-        apart.kill(victim)
-    asking.join(TIMEOUT_S)
-    assert (asking.error, asking.ids) == (None, expected)
-    apart.wait(lambda status: bool(status["ready"]), "ready")
-    assert all(processes(apart)[victim] != before[victim] for victim in victims)
-    apart.wait_until_empty()
+    kill(apart, victims, asking, expected, before)
 
 
 @pytest.mark.slow

@@ -15,13 +15,14 @@ from mmrt.tests.end_to_end.test_devices import (
     LETTERS,
     LONG_PROMPT,
     PAGE_S,
+    kill,
     slow_down,
     slow_layers,
     transferred,
     wait_for_some_layers,
 )
 from mmrt.tests.end_to_end.test_media import image_part, picture, text
-from mmrt.tests.end_to_end.test_outages import TIMEOUT_S, Asking
+from mmrt.tests.end_to_end.test_outages import Asking
 from mmrt.tests.end_to_end.test_restart import processes
 
 SETTINGS = """[actors]
@@ -150,13 +151,7 @@ def test_a_kill_in_the_middle_of_a_chunk_changes_nothing(layered: Server, victim
     expected, before = layered.chat(LONG_PROMPT, extra_body={"cache_salt": "first"})[1], processes(layered)
     asking = Asking(layered, LONG_PROMPT, max_tokens=24, extra_body={"cache_salt": "of a kill of " + "+".join(victims)})
     wait_for_some_layers(layered)
-    for victim in victims:
-        layered.kill(victim)
-    asking.join(TIMEOUT_S)
-    assert (asking.error, asking.ids) == (None, expected)
-    layered.wait(lambda status: bool(status["ready"]), "ready")
-    assert all(processes(layered)[victim] != before[victim] for victim in victims)
-    layered.wait_until_empty()
+    kill(layered, victims, asking, expected, before)
 
 
 def test_packed_pages_are_of_all_stages(launch: Callable[..., Server]) -> None:

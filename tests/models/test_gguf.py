@@ -320,7 +320,7 @@ def test_a_trained_model_says_what_transformers_says(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "windows": ({"attention.sliding_window": 128}, "llama.attention.sliding_window is 128; windows are not supported"),
-    "part of a head": ({"rope.dimension_count": 16}, "llama.rope.dimension_count is 16; heads of which a part turns are not supported"),
+    "part of a head": ({"rope.dimension_count": 16}, "llama.rope.dimension_count is 16; partly rotated heads are not supported"),
     "experts": ({"expert_count": 8}, "llama.expert_count is 8; models of architecture llama with experts are not supported"),
     "no layers": ({"block_count": 0}, "llama.block_count is 0, expected an integer from 1"),
     "rope": ({"rope.scaling.type": "longrope"}, "llama.rope.scaling.type is 'longrope', expected 'none' or 'linear' or 'yarn'"),

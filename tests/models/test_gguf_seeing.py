@@ -292,7 +292,7 @@ def test_what_yarn_multiplies_by_in_ministral_3(folders: Folders, tmp_path: Path
 
 def test_a_part_of_gemma_4s_heads_turns_by_factors_alone(folders: Folders, tmp_path: Path) -> None:
     file = with_fields(folders("gemma4") / "model.gguf", tmp_path / "model.gguf", {"gemma4.rope.dimension_count": 16})
-    with pytest.raises(CheckpointError, match="rope.dimension_count is 16; heads of which a part turns are not"):
+    with pytest.raises(CheckpointError, match="rope.dimension_count is 16; partly rotated heads are not"):
         gguf_directory(file, tmp_path / "home")
 
 

@@ -155,7 +155,7 @@ REFUSED: dict[str, dict[str, tuple[object, str]]] = {
         "vision_config__deepstack_visual_indexes": ([0, 3, 5], r"\[0, 3, 5\], expected ascending numbers below depth \(5\)"),
         "text_config__rope_parameters__rope_type": ("longrope", "rope_type is 'longrope', expected 'default' or 'linear' or"),
         "text_config__rope_parameters__mrope_section": ([12, 10, 9], r"\[12, 10, 9\], expected three numbers that sum to the 32 pairs"),
-        "text_config__partial_rotary_factor": (0.5, "partial_rotary_factor is 0.5; heads of which a part turns"),
+        "text_config__partial_rotary_factor": (0.5, "partial_rotary_factor is 0.5; partly rotated heads"),
         "text_config__rope_parameters__mrope_interleaved": (False, "mrope_interleaved is false; only axes that take turns"),
         "vision_start_token_id": (1216, "vision_start_token_id is 1216, outside the vocabulary of 1216"),
         "vision_end_token_id": (5000, "vision_end_token_id is 5000, outside the vocabulary of 1216"),

@@ -133,7 +133,7 @@ def prepare(family: str, shape: Shape, source: Path, place: Place) -> None:
 
 
 def complaint(output: str) -> str:
-    """What a program said last before it failed."""
+    """Return the last line that a program wrote before it failed."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return lines[-1].removeprefix("ERROR:hf-to-gguf:") if lines else "it said nothing"
 
@@ -191,7 +191,7 @@ def greedy(url: str) -> str:
 
 
 def compared(own: str, peer: str) -> str:
-    """Whether two answers are alike: "yes", or how much of them is."""
+    """Compare two answers: "yes" if they are equal, else how many characters their beginnings share."""
     if own == peer:
         return "yes"
     common = os.path.commonprefix([own, peer])

@@ -23,8 +23,8 @@ def gateways_busy(num_requests: int, num_tokens: int, seconds: float) -> float:
 
 
 def gateways_needed(busy: float) -> int:
-    """Return the least number of gateways of which none is busier than ``FULL``, at most as many as a run can have. A gateway that is
-    busier says so in its log."""
+    """Return how many gateways share this work so that none is busier than ``FULL``; at most as many as a run can have. A busier
+    gateway says so in its log."""
     return min(max(1, math.ceil(busy / FULL)), STAGES["gateway"].max_count)
 
 

@@ -111,7 +111,7 @@ def expect_whole_heads(text: JsonObject) -> None:
     """Raise CheckpointError if a part of each head turns."""
     for place in (rope_fields(text), text):
         if (part := place.number("partial_rotary_factor", default=1.0)) != 1.0:
-            raise place.error("partial_rotary_factor", f"is {part:g}; heads of which a part turns are not supported")
+            raise place.error("partial_rotary_factor", f"is {part:g}; partly rotated heads are not supported")
 
 
 def parse_turning(text: JsonObject, head_dim: int, default: float = 1.0) -> int:
